@@ -208,12 +208,26 @@ def _whole(quick: bool) -> Table:
     command = [sys.executable, "-m", "bench.search_whole", str(size), "100" if quick else "400"]
     # With as many threads as numpy starts, as in a program of a user: those count too.
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
-    first50, first95, again50, again95 = (f"{float(one):.2f}" for one in said)
+    first50, first95, again50, again95, added, retired = (f"{float(one):.2f}" for one in said)
     rows = [
         (f"{size:,} tools", "lock.search, p95 ms", again95, f"{goal:g}", verdict(float(again95) <= goal)),
         (f"{size:,} tools", "lock.search, p50 ms", again50, "", ""),
         (f"{size:,} tools", "a first request, p95 ms", first95, f"{goal:g}", verdict(float(first95) <= goal)),
         (f"{size:,} tools", "a first request, p50 ms", first50, "", ""),
+        (
+            f"{size:,} tools",
+            "after one added tool, ms more",
+            added,
+            f"{CHANGE_MS:g}",
+            verdict(float(added) <= CHANGE_MS),
+        ),
+        (
+            f"{size:,} tools",
+            "after one deprecated tool, ms more",
+            retired,
+            f"{CHANGE_MS:g}",
+            verdict(float(retired) <= CHANGE_MS),
+        ),
     ]
     note = "With a policy of 20 rules. CPU time of the process; half of the requests are tasks of several sentences."
     return Table("Speed of lock.search", ("catalog", "what", "found", "goal", "verdict"), rows, note)

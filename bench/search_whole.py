@@ -1,7 +1,8 @@
 """`search`: the whole of `lock.search`, with the tools of one caller and the policy, in a process of its own.
 
-Started as `python -m bench.search_whole TOOLS REQUESTS`, it prints four figures in ms of CPU time: the first search
-with each request (p50, p95), and the same again (p50, p95).
+Started as `python -m bench.search_whole TOOLS REQUESTS`, it prints six figures in ms of CPU time: the first search
+with each request (p50, p95), the same again (p50, p95), and how much longer a search takes after a change of the
+registry, with noticing it (p50 for one added tool, and for one deprecated tool).
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bench import sets
 from interlock import Interlock
@@ -21,9 +23,12 @@ from interlock.contract.manifest import Manifest, parse_manifest
 from interlock.data.canonical import digest
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
+from interlock.registry.retirement import deprecate
 from interlock.search.index import Entry
+from interlock.store.port import Unit
 
 RULES = 20
+_CHANGES = 20
 _AT_ONCE = 500
 
 
@@ -35,17 +40,17 @@ async def measure(tools: int, requests: int) -> list[float]:
         async with Interlock.open(Path(name), housekeeping=False) as lock:
             lock.policy.path.write_text(lock.policy.path.read_text() + _rules())
             for number in range(tools):
-                manifest = _manifest(found[number % len(found)], number)
-                content = digest(manifest.document())
-                pretend = Evidence(content, True, "bench", "")
-                lock.journal.post(admission.publish(manifest, content, "library:", pretend, "bench"))
+                lock.journal.post(_publication(found[number % len(found)], number))
                 if number % _AT_ONCE == 0:
                     await lock.journal.drain()
             await lock.journal.drain()
             await lock.catalog.forget()
             await lock.search("anything at all")  # it makes the index
             first, again = [await _timed(lock, queries) for _ in range(2)]
-            return [first[9], first[18], again[9], again[18]]
+            added = [_publication(found[number % len(found)], tools + number) for number in range(_CHANGES)]
+            retired = [deprecate(f"bench.tool_{number}", "1.0.0", by="bench") for number in range(_CHANGES)]
+            changed = [median([await _after(lock, one, queries[0]) for one in units]) for units in (added, retired)]
+            return [first[9], first[18], again[9], again[18], *changed]
 
 
 async def _timed(lock: Interlock, queries: Sequence[str]) -> list[float]:
@@ -55,6 +60,23 @@ async def _timed(lock: Interlock, queries: Sequence[str]) -> list[float]:
         await lock.search(query)
         taken.append(1000 * (time.process_time() - began))
     return quantiles(taken, n=20)
+
+
+async def _after(lock: Interlock, change: Unit[Any], query: str) -> float:
+    """How much longer a search takes than the next one if a change was committed before it, with noticing that."""
+    await lock.journal.commit(change)
+    began = time.process_time()
+    await lock.journal.changes.look()
+    await lock.search(query)
+    then = time.process_time()
+    await lock.search(query)
+    return 1000 * (then - began - (time.process_time() - then))
+
+
+def _publication(entry: Entry, number: int) -> Unit[bool]:
+    manifest = _manifest(entry, number)
+    content = digest(manifest.document())
+    return admission.publish(manifest, content, "library:", Evidence(content, True, "bench", ""), "bench")
 
 
 def _rules() -> str:

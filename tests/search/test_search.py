@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import orjson
 import pytest
@@ -12,13 +13,20 @@ import pytest_asyncio
 from interlock import Failure, Field, Interlock
 from interlock.api.search import DEFAULT_LIMIT
 from interlock.authority.tokens import ToolGrant
-from interlock.registry import quarantine
+from interlock.contract.manifest import parse_manifest
+from interlock.data.canonical import digest
+from interlock.data.schema import Json
+from interlock.registry import admission, quarantine
+from interlock.registry.admission import Evidence
 from interlock.registry.retirement import deprecate, move
 from interlock.search import index as module
+from interlock.search.fields import entry_of
 from tests.support.calls import admit, use_policy
 from tests.support.identities import did_of
 from tests.support.office import OFFERED, REG_14, some_tool
+from tests.support.openapi import document
 from tests.support.wires import Wires, wired
+from tests.upstreams.servers import HttpServer
 
 Value = Annotated[str, Field(description="a value", examples=["x"])]
 
@@ -184,3 +192,71 @@ async def test_a_search_compiles_the_contract_of_one_tool_for_all_that_the_rules
         left = await _names(other, "send a letter", limit=100)
         assert "office.send_7" not in left
         assert {f"office.send_{number}" for number in range(30) if number != 7} <= {*left}
+
+
+GUEST = {
+    "type": "object",
+    "properties": {
+        "passport_number": {"type": "string"},
+        "meal": {"enum": ["vegetarian", "any"]},
+        "loyalty": {"type": "string", "x-internal": True},
+    },
+}
+# As pydantic writes `Literal["window", "aisle"] | None` and `list[Guest]`.
+BOOKING = {
+    "type": "object",
+    "properties": {
+        "seat": {"anyOf": [{"enum": ["window", "aisle"], "type": "string"}, {"type": "null"}], "default": None},
+        "guests": {"type": "array", "items": {"$ref": "#/$defs/Guest"}},
+    },
+    "$defs": {"Guest": GUEST},
+}
+
+
+async def test_choices_and_names_inside_of_parameters_are_found(lock: Interlock):
+    manifest = parse_manifest(
+        {
+            "tool_id": "book", "namespace": "trips", "name": "book", "version": "1.0.0", "provider": "test",
+            "protocol": "native", "description": "Reserve a place on a train.", "mutation_class": "read_only",
+            "parameters": BOOKING, "result_schema": {}, "required_permissions": [], "idempotency": {},
+            "observability": {},
+        }
+    )  # fmt: skip
+    content = digest(manifest.document())
+    evidence = Evidence(content, True, "test", "")
+    await lock.journal.commit(admission.publish(manifest, content, "library:", evidence, "test"))
+    await lock.catalog.look()
+    for query in ("aisle", "passport number", "vegetarian"):
+        assert (await lock.search(query, by="words"))[0].version.row.address == "trips.book", query
+    assert await lock.search("loyalty", by="words") == []
+
+
+async def test_what_a_server_says_about_itself_is_searched_as_it_was_when_it_was_added(tmp_path: Path):
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+
+        def config(said: str) -> Json:
+            paths: Json = {"/a": {"get": {"operationId": "look", "responses": {"200": {"description": "fine"}}}}}
+            described = document(paths)
+            described["info"] |= {"description": said}
+            return {"urls": [server.url], "allow_private": True, "openapi": described, "accept_hints": True}
+
+        async def found() -> list[int]:
+            return [len(await lock.search(query, by="words")) for query in ("harbour", "vessel", "invisible")]
+
+        said = f"Everything about\u200b a  harbour. {'x ' * 400} vessel"
+        await lock.upstreams.add("port", "openapi", config(said), by=lock.caller)
+        assert await found() == [1, 0, 0]
+        async with Interlock.open(tmp_path, housekeeping=False) as other:
+            assert len(await other.search("harbour", by="words")) == 1
+        await lock.upstreams.remove("port", by=lock.caller)
+        await lock.upstreams.add("port", "openapi", config("A vessel."), by=lock.caller)
+        assert await found() == [0, 1, 0]
+
+
+def test_a_schema_that_refers_to_itself_and_a_large_one_are_looked_at_in_part():
+    tree: Any = {"type": "object", "properties": {"leaf": {"enum": ["oak"]}, "more": {"$ref": "#/$defs/tree"}}}
+    wide = {f"field_{number}": {"anyOf": [{"const": f"choice {number}"}]} for number in range(1000)}
+    entry = entry_of("x", {"parameters": {"properties": {"tree": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": tree}}})
+    assert (entry.parameters, entry.parameter_texts) == (["tree", "leaf", "more"], ["oak"])
+    entry = entry_of("x", {"parameters": {"properties": wide}})
+    assert len(entry.parameters) < 400

@@ -29,6 +29,7 @@ from interlock.data.schema import Json, Schema
 from interlock.registry.admission import Evidence, examine, publish
 from interlock.upstreams import openapi
 from interlock.upstreams.manifests import import_all
+from tests.support.openapi import document
 from tests.upstreams.servers import Answer, HttpServer, json_answer, served
 
 DOCUMENTS = sorted((Path(__file__).parent / "data" / "openapi").glob("*.json.gz"))
@@ -75,10 +76,6 @@ def test_the_same_document_reads_the_same_in_yaml() -> None:
 # ── a sample with everything ────────────────────────────────────────────────────────────────────────────────────────
 
 OK: Json = {"200": {"description": "", "content": {"application/json": {"schema": {"type": "object"}}}}}
-
-
-def document(paths: Json, version: str = "3.1.0", **parts: Any) -> Json:
-    return {"openapi": version, "info": {"title": "t", "version": "1"}, "paths": paths, **parts}
 
 
 def one(operation: Json, path: str = "/things", method: str = "post", **facts: Any) -> Definition:

@@ -132,9 +132,10 @@ class Search:
         return self._answer(surface, hits, query, limit, way, note, caller)
 
     async def surface(self, caller: Caller) -> Mapping[str, Version]:
-        """The tools that a caller sees and a model may use, by the ids that they have in the index."""
+        """The tools that a caller sees and a model may use, by their ids in the index, in order of name."""
         await self._ready()
-        return (await self._tools.of(caller, self._index)).versions
+        surface = await self._tools.of(caller, self._index)
+        return {tool: surface.versions[tool] for tool in surface.order}
 
     async def vectors(self, tools: Sequence[str]) -> Floats | None:
         """The vectors of tools by their ids; None where some have none."""

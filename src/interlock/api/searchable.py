@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -22,6 +23,7 @@ from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS
 from interlock.registry.catalog import Version
 from interlock.search.fields import entry_of
+from interlock.store.upstreams import texts
 
 if TYPE_CHECKING:
     from interlock.api.denials import Denials
@@ -50,11 +52,14 @@ class Surface:
     number: int
     held: Mapping[str, Quarantined]
     until_ms: int | None
-    # By their ids in the index, in order of name.
-    versions: Mapping[str, Version]
+    # By their ids in the index, in no order; and these ids in order of name.
+    versions: dict[str, Version]
+    order: list[str]
     mask: Mask
     upstreams: Mapping[str, int]
     denied: frozenset[str] = frozenset()
+    # The order of the surface from which this one was made, and the ids that were looked at since.
+    before: tuple[list[str], Collection[str]] | None = None
 
     def __contains__(self, tool: str) -> bool:
         return tool in self.versions and tool not in self.denied
@@ -65,7 +70,7 @@ class Surface:
     def only(self, tools: Collection[str], index: Index) -> Surface:
         """The same with some of the tools."""
         some = {tool: self.versions[tool] for tool in tools if tool in self}
-        return replace(self, versions=some, mask=index.mask(some), denied=frozenset())
+        return replace(self, versions=some, order=list(some), mask=index.mask(some), denied=frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +111,11 @@ class Searchable:
         if known is not None and known.whole is whole and known.rules is rules:
             self._allowed.move_to_end(key)
             return known.surface
-        judged: Mapping[str, Version] = known.whole.versions if known is not None and known.rules is rules else {}
-        fresh = {one: whole.versions[one] for one in whole.versions.keys() - judged.keys()}
-        before = known.surface.denied if judged and known is not None else frozenset[str]()
-        denied = await self._denials.among(caller, fresh) | {one for one in before if one in whole.versions}
+        judged = known if known is not None and known.rules is rules else None
+        fresh = whole.versions if judged is None else {one: whole.versions[one] for one in _fresh(whole, judged.whole)}
+        denied = await self._denials.among(caller, fresh)
+        if judged is not None:
+            denied |= {one for one in judged.surface.denied if one in whole.versions}
         surface = whole
         if denied:
             surface = replace(whole, mask=index.changed(whole.mask, less=denied, more=()), denied=denied)
@@ -168,7 +174,8 @@ class Searchable:
         versions = {id_of(one): one for one in seen if apps or not is_for_apps(one)}
         await self._fill(index, versions, number)
         upstreams = Counter(one for one in map(_upstream, versions.values()) if one)
-        return Surface(number, held, await self._until_ms(), versions, index.mask(versions), upstreams)
+        until_ms = await self._until_ms()
+        return Surface(number, held, until_ms, versions, list(versions), index.mask(versions), upstreams)
 
     async def _patched(
         self,
@@ -185,27 +192,28 @@ class Searchable:
         seen = await self._visible(caller, changed)
         fresh = {one.row.address: one for one in seen if apps or not is_for_apps(one)}
         await self._fill(index, {id_of(one): one for one in fresh.values()}, number, changed)
-        tools = list(known.versions.items())
+        # Copies, which take as long as two reads of the memory: making them anew takes a hundred times that.
+        versions, order = known.versions.copy(), known.order.copy()
         upstreams, gone = Counter(known.upstreams), list[str]()
         for address in changed:
-            at = bisect_left(tools, address, key=_address)
-            if at < len(tools) and _address(tools[at]) == address:
-                tool, before = tools.pop(at)
-                gone.append(tool)
-                upstreams[_upstream(before)] -= 1
+            at = bisect_left(order, address, key=_address)
+            if at < len(order) and _address(order[at]) == address:
+                gone.append(order.pop(at))
+                upstreams[_upstream(versions.pop(gone[-1]))] -= 1
             after = fresh.get(address)
             if after is not None:
-                tools.insert(at, (id_of(after), after))
+                order.insert(at, id_of(after))
+                versions[order[at]] = after
                 upstreams[_upstream(after)] += 1
         same = not gone and not fresh
-        versions = known.versions if same else dict(tools)
         if known.mask.numbering != index.numbering:
             mask = index.mask(versions)
         else:
             more = [id_of(one) for one in fresh.values()]
             mask = known.mask if same else index.changed(known.mask, less=gone, more=more)
         named = {one: count for one, count in upstreams.items() if one and count > 0}
-        return Surface(number, held, await self._until_ms(), versions, mask, named)
+        before = known.order, [id_of(one) for one in fresh.values()]
+        return Surface(number, held, await self._until_ms(), versions, order, mask, named, before=before)
 
     async def _until_ms(self) -> int | None:
         """When the next version reaches its removal date."""
@@ -232,8 +240,9 @@ class Searchable:
                 self._swept = number
 
     async def server_texts(self, tools: Sequence[tuple[str, Version]]) -> Mapping[str, str]:
-        """What the upstreams of some tools say about themselves, by their names."""
-        return {}
+        """What the upstreams of some tools said about themselves, by their names."""
+        names = {one for _, version in tools if (one := _upstream(version))}
+        return await self._parts.journal.read(partial(texts, names=names)) if names else {}
 
     async def _sweep(self, index: Index, changed: Collection[str] | None) -> None:
         looked_at = self._ids.keys() if changed is None else changed & self._ids.keys()
@@ -254,6 +263,13 @@ class Searchable:
                 del self._ids[address]
 
 
+def _fresh(surface: Surface, judged: Surface) -> Collection[str]:
+    """The ids on a surface that were not on another one of the same caller."""
+    if surface.before is not None and surface.before[0] is judged.order:
+        return surface.before[1]
+    return surface.versions.keys() - judged.versions.keys()
+
+
 def id_of(version: Version) -> str:
     return f"{version.row.address}@{version.row.version} {version.row.digest}"
 
@@ -263,8 +279,9 @@ def _names(version: Version) -> tuple[str, str, str]:
     return address, f"{address}@{version.row.version}", address.partition(".")[2]
 
 
-def _address(tool: tuple[str, Version]) -> str:
-    return tool[1].row.address
+def _address(tool: str) -> str:
+    """The address in an id."""
+    return tool.partition("@")[0]
 
 
 def _upstream(version: Version) -> str:

@@ -76,7 +76,7 @@ class Tools:
         self._parts = parts
         self.exclusions = Exclusions(parts.settings.surface_excluded, parts.settings.surface_models)
         self.denials = Denials(parts)
-        self.index = self._search = Search(parts, self._among, self.denials)
+        self.index = self._search = Search(parts, lambda caller, among: self.seen(caller, among=among), self.denials)
 
     async def visible(self, caller: Caller, expected: Expected | None = None) -> list[Version]:
         """The newest callable version of every tool that is the caller's to use, in order of name.
@@ -84,9 +84,6 @@ class Tools:
         Tools of which the caller expects something that they do not offer are left out.
         """
         return list(await self.seen(caller, expected))
-
-    async def _among(self, caller: Caller, addresses: Collection[str] | None) -> Iterator[Version]:
-        return await self.seen(caller, among=addresses)
 
     async def seen(
         self,

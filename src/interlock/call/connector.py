@@ -156,11 +156,15 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """The tools that an upstream offers at one moment, and those that could not be read: name and reason."""
+    """The tools that an upstream offers at one moment, and those that could not be read: name and reason.
+
+    `text` is what the upstream says about itself.
+    """
 
     tools: Sequence[Definition]
     refused: Sequence[tuple[str, str]] = ()
     about: Json = field(default_factory=dict[str, Any])
+    text: str = ""
 
 
 # Placeholder for the caller in a secret's name. Without a caller, the secret is stored under the name NOBODY.

@@ -43,7 +43,8 @@ class Whole:
 
     def patched(self, changed: Mapping[str, dict[str, Version]], now_ms: int) -> Whole:
         """The same with other versions of some tools. The lists are copied, not made anew."""
-        tools, available = {**self.tools, **changed}, self.available.copy()
+        tools, available = self.tools.copy(), self.available.copy()
+        tools.update(changed)
         for address, versions in changed.items():
             at = bisect_left(available, address, key=address_of)
             there = at < len(available) and address_of(available[at]) == address

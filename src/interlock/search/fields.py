@@ -41,7 +41,7 @@ def entry_of(tool: str, manifest: Json, origin: str = "", server_text: str = "")
         parameters=list(names),
         parameter_texts=list(texts),
         server=" ".join(dict.fromkeys(one for one in (upstream, str(manifest.get("namespace") or "")) if one)),
-        server_text=" ".join(server_text.split())[:_MOST_SERVER_TEXT],
+        server_text=server_text[:_MOST_SERVER_TEXT],
         tags=[str(one) for one in (*titles, manifest.get("search_hint"), *(manifest.get("tags") or ())) if one],
     )
 

@@ -3,10 +3,13 @@
 A row of `upstream` has the configuration and the overlay as JSON, and whether the upstream answers. A row of
 `upstream_tool` is one tool of an upstream as it was seen last. Its `version` is the version of the registry that serves
 it, or NULL if none does; `pinned` is the digest of the definition that was admitted. Every change to `upstream` raises
-the epoch of upstreams. The fact `upstream_tools:NAME` counts the looks that changed tools of an upstream.
+the epoch of upstreams. The fact `upstream_tools:NAME` counts the looks that changed tools of an upstream, and the fact
+`upstream_text:NAME` has what it said about itself when it was added.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from interlock.core.record import NamedTuple
 from interlock.store import epochs, facts
@@ -17,6 +20,7 @@ _TOOLS = "upstream_tools:"
 # Facts that say which process probes an upstream, and which one looks at one that has announced a change.
 PROBER = "upstream_prober:"
 LOOK = "upstream_look:"
+_TEXT = "upstream_text:"
 _SELECT = f"SELECT {_COLUMNS}, (SELECT value FROM fact WHERE fact.name = '{_TOOLS}' || upstream.name) FROM upstream"  # noqa: S608 - constants
 
 
@@ -132,9 +136,20 @@ def delete(transaction: Transaction, name: str) -> None:
     """Remove an upstream and its tools."""
     transaction.execute("DELETE FROM upstream_tool WHERE upstream = ?", (name,))
     transaction.execute("DELETE FROM upstream WHERE name = ?", (name,))
-    for fact in (_TOOLS, PROBER, LOOK):
+    for fact in (_TOOLS, _TEXT, PROBER, LOOK):
         facts.remove(transaction, f"{fact}{name}")
     epochs.advance(transaction, epochs.UPSTREAMS)
+
+
+def put_text(transaction: Transaction, name: str, text: str) -> None:
+    """Store what an upstream says about itself."""
+    facts.put(transaction, f"{_TEXT}{name}", text)
+
+
+def texts(reader: Reader, names: Collection[str]) -> dict[str, str]:
+    """What some upstreams said about themselves when they were added, by their names."""
+    found = facts.some(reader, [f"{_TEXT}{name}" for name in names])
+    return {name.removeprefix(_TEXT): text for name, text in found.items()}
 
 
 # Their tools

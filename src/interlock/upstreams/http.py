@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urljoin
@@ -93,7 +94,7 @@ class HttpUpstream:
             base_url, document = document, await self._document(document, Look(credentials or {}))
         discovered = await in_thread(partial(openapi.read, document, base_url=base_url))
         written = [tool.definition() for tool in self._config.tools]
-        return Discovered(tools=[*discovered.tools, *written], refused=discovered.refused, about=discovered.about)
+        return replace(discovered, tools=[*discovered.tools, *written])
 
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         request = Request("HEAD", self._config.urls[0] + "/", {"accept": "*/*"}, None)

@@ -88,7 +88,8 @@ def read(document: Json | str | bytes, *, base_url: str | None = None) -> Discov
             refused.append((name, "its schemas are nested too deeply"))
     info = mapping(root.get("info"))
     about = {"title": info.get("title"), "version": info.get("version"), "openapi": version, "servers": reader.servers}
-    return Discovered(tools, refused, about)
+    said: Any = info.get("description")
+    return Discovered(tools, refused, about, said if isinstance(said, str) else "")
 
 
 def servers_of(root: Json) -> list[str]:

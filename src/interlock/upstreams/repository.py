@@ -34,11 +34,14 @@ from interlock.store import upstreams as store
 from interlock.store.tools import bump_epoch
 from interlock.upstreams.manifests import definition_digest
 from interlock.upstreams.overlay import Overlay, classify, parse_overlay
+from interlock.upstreams.schemas import visible
 
 if TYPE_CHECKING:
     from interlock.store.port import Reader, Transaction, Unit
 
 _CHANGED = quarantine.DEFINITION_CHANGED
+# Characters of what an upstream says about itself that are kept.
+_MOST_TEXT = 500
 _COUNTED = ("admitted", "changed", "gone", "refused")
 
 
@@ -268,9 +271,10 @@ def settle(
     by: str,
     new: bool,
     lift: Collection[str] = (),
+    text: str = "",
 ) -> Unit[None]:
     """Unit that writes all changes of one look at an upstream. `lift` are the tools that a person has found to be what
-    was admitted.
+    was admitted. `text` is what the upstream says about itself; it is kept as it was when the upstream was added.
 
     It holds the manifests as the texts that it writes, so that the caller may release them before the commit.
     """
@@ -292,6 +296,8 @@ def settle(
             if stored_tools.digest(transaction, one.address, one.version or "") is not None:
                 raise Outdated(known.name)
         _store(transaction, known, new=new)
+        if new and (about := " ".join(visible(text[: 4 * _MOST_TEXT]).split())[:_MOST_TEXT]):
+            store.put_text(transaction, known.name, about)
         changed: set[str] = set()
         for one in looked:
             before = judged_by.tools.get(one.name)

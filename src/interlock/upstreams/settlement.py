@@ -85,8 +85,9 @@ class Settlement:
                 looked = (*offered, *gone(page, offered), *refused(discovered, offered))
                 del judged, offered
                 unit = await DEFINITIONS.run(
-                    repository.settle, known, page, once(looked), evidence, by=by, new=new, lift=accepted or ()
-                )
+                    repository.settle, known, page, once(looked), evidence, by=by, new=new, lift=accepted or (),
+                    text=discovered.text,
+                )  # fmt: skip
                 # The manifests of a large document take more memory than all else; the unit has them as texts.
                 looked = repository.released(looked)
                 try:

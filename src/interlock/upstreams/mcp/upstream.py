@@ -76,7 +76,7 @@ class McpUpstream:
                 "resourceTemplates": await list_of(session, "resources", "resourceTemplates"),
                 "prompts": await list_of(session, "prompts", "prompts"),
             }
-        return Discovered(tools, refused, about)
+        return Discovered(tools, refused, about, server.instructions or "")
 
     def attend(self, hear: Callable[[str], None]) -> None:
         """Call `hear` with the server's list that changed: tools, resources or prompts."""

@@ -147,11 +147,12 @@ LOOKING = {
     "tools export": ("tools", "export", "--format", "anthropic"),
     "tools export of two": ("tools", "export", "--format", "openai-chat", "--strict", "demo.post", "demo.balance"),
     "tools quarantine": ("tools", "quarantine"),
+    "tools select": ("tools", "select", "how much is in the cash account"),
     "upstream list": ("upstream", "list"),
     "health": ("health",),
 }
 # What a server does not tell, by the name of the command: where tools come from and which file the policy is.
-UNTOLD = {"tools list": ("digest", "origin"), "policy check": ("file",)}
+UNTOLD = {"tools list": ("digest", "origin"), "policy check": ("file",), "tools select": ("id",)}
 
 
 def without(document: Any, names: tuple[str, ...]) -> Any:
@@ -225,6 +226,8 @@ def test_one_call_and_one_ticket_are_shown_alike(place: Place) -> None:
         ("calls", "show", call),
         ("calls", "show", ended),
         ("calls", "inputs", ended),
+        ("audit", "explain", call),
+        ("audit", "explain", ended),
     ):
         here, there = place.here("ann", *words), place.there("ann", *words)
         assert (here.code, there.code) == (0, 0), there.err
@@ -295,6 +298,16 @@ def test_a_key_sent_twice_is_answered_with_the_first_result(place: Place) -> Non
     assert again["metadata"]["replayed"]
     assert local["metadata"]["replayed"]
     assert first["structured_content"] == again["structured_content"] == local["structured_content"]
+
+
+def test_a_kept_result_and_the_checkpoints_of_a_call_are_read_alike(place: Place) -> None:
+    made = place.there("ann", "call", "demo.orders", '{"many": 40}', "--json").json["invocation_id"]
+    for words in (("calls", "payload", made), ("calls", "payload", f"payload:{made}"), ("calls", "checkpoints", made)):
+        for form in ((), ("--json",)):
+            here, there = place.here("ann", *words, *form), place.there("ann", *words, *form)
+            assert (here.code, there.code, there.out) == (0, 0, here.out), there.err
+        assert place.there("eve", *words, "--json").json["error"]["error_code"] == "E3702"
+    assert len(place.there("ann", "calls", "payload", made, "--json").json["content"]) == 40
 
 
 def test_a_large_result_is_told_by_its_size(place: Place) -> None:
@@ -557,6 +570,11 @@ def test_the_journal_is_exported_whole_and_verifies(place: Place) -> None:
     assert place.there("ann", "audit", "export", "--out", str(target), "--json").json["error"]["error_code"] == "E3411"
     assert place.there("ann", "audit", "export").out.splitlines()[0].encode() == lines[0]
     assert place.there("ann", "audit", "verify", "--json").json["intact"]
+    told = place.there("ann", "audit", "explain", "01JCXK2M4Q8Z0000000000000A", "--json")
+    assert told.json["error"]["error_code"] == "E3702"
+    for words in (("export",), ("explain", "01JCXK2M4Q8Z0000000000000A")):
+        refused = place.there("eve", "audit", *words, "--json")
+        assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206")
     refused = place.there("eve", "audit", "export", "--json")
     assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206")
 

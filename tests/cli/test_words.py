@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 
 import click
 import pytest
 
 from interlock.cli import root
+from interlock.cli.command import runs_at_server
 from tests.support.cli import Cli
 
 FAILING = '''
@@ -219,3 +222,21 @@ def test_an_option_that_stands_before_the_command_is_not_taken_for_another_one(f
     told = fresh("calls", "list", "--home", "x", "--json").json["error"]
     assert told["message"].endswith("--home stands before the command: interlock --home … calls list")
     assert "'--befor'" in fresh("calls", "list", "--befor", "x").err
+
+
+def test_every_command_runs_at_a_server_or_is_listed_with_the_reason_why_not() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/command-line.md").read_text()
+    there, here = ({*named(page, head)} for head in ("| Command | With a server |", "| Command | Why it is local |"))
+    leaves = {words.removeprefix("interlock "): one for words, one in commands() if not isinstance(one, click.Group)}
+    remote = {words for words, one in leaves.items() if runs_at_server(one)}
+    assert here == leaves.keys() - remote
+    assert {words for words in leaves for one in there if words == one or words.startswith(f"{one} ")} == remote
+
+
+def named(page: str, head: str) -> Iterator[str]:
+    """The commands in the first column of a table. In a row, the name of a group stands for those that follow."""
+    for row in page.partition(head)[2].partition("\n\n")[0].splitlines()[2:]:
+        group = ""
+        for one in re.findall(r"`([a-z][^`]*)`", row.split("|")[1]):
+            group = one.rpartition(" ")[0] or group
+            yield one if " " in one or not group else f"{group} {one}"

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import Output, at_server, over_home, refuse_token, require, without_home
-from interlock.cli.viewer import Local, with_names
+from interlock.cli.viewer import Local, Remote, Viewer, with_names
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from interlock.api.audit import Audit
     from interlock.api.interlock import Interlock
     from interlock.audit.chain import Verdict
+    from interlock.cli.history import History
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
 
@@ -382,17 +383,28 @@ def accept_tail(out: Output, /, reason: str | None, yes: bool) -> int:
 # explain
 
 
+async def _explain_at_server(server: Server, out: Output, /, call_id: str) -> int:
+    from interlock.cli.remote_history import history_at
+    from interlock.core.errors import Failure
+
+    if "audit:read" not in await server.scopes():
+        raise Failure("E3206", "reading the audit journal needs the scope audit:read")
+    return _answer_story(out, await Remote.of(server), await history_at(server, call_id, with_previews=True))
+
+
 @audit.command(short_help="One call as a story: who asked, who agreed, what changed.")
+@at_server(_explain_at_server)
 @click.argument("call_id", metavar="ID")
 @over_home
 async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:
     """One call as a story: who asked, for whom, under which rule, who agreed to what, what changed, how it ended.
 
+    With --server: the whole ID, and what the scope audit:read lets you see.
+
     \b
     interlock audit explain 01JCXK2M4Q8Z
     """
     from interlock.api.audit import Audit
-    from interlock.cli.history import explain as tell
     from interlock.cli.history import find
 
     by = lock.caller
@@ -400,7 +412,12 @@ async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:
         require(by, "audit:read", "reading the audit journal")
     history = await find(lock.journal, call_id, by, lock.gateway.waiting_calls.open)
     await Audit(lock).note("explain", {"subject": history.call}, by=by, door="cli")
-    viewer = await Local.of(lock)
+    return _answer_story(out, await Local.of(lock), history)
+
+
+def _answer_story(out: Output, viewer: Viewer, history: History) -> int:
+    from interlock.cli.history import explain as tell
+
     sentences = [with_names(viewer, sentence) for sentence in tell(history)]
 
     def show(page: Page) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.api.listing import Lead
     from interlock.call.phases import Reason
-    from interlock.cli.history import Entry, History
+    from interlock.cli.history import History
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
     from interlock.store.port import Reader
@@ -240,30 +240,12 @@ def _answer_top(out: Output, lead: Lead, told: Json) -> int:
 
 
 async def _show_at_server(server: Server, out: Output, /, call_id: str) -> int:
-    from interlock.cli.history import History, in_order, tickets_in
+    from interlock.cli.remote_history import history_at
 
     viewer = await Remote.of(server)
     if "audit:read" not in await server.scopes():
         return answer_status(out, await server.get(f"/v1/calls/{part(call_id)}"))
-    entries = await _entries(server, call_id)
-    if not entries:
-        await server.get(f"/v1/calls/{part(call_id)}")  # says that there is none
-    for ticket in tickets_in(entries):
-        entries += await _entries(server, ticket)
-    return _answer_history(out, viewer, History(call_id, in_order(call_id, entries), {}, {}))
-
-
-async def _entries(server: Server, about: str) -> list[Entry]:
-    """Every record of a call or a ticket."""
-    from interlock.cli.history import Entry
-
-    found: list[Entry] = []
-    after: int | None = 0
-    while after is not None:
-        told = await server.get("/v1/audit/records", call=about, after=after)
-        found += [Entry(one["seq"], one["hash"], one["record"]) for one in told["records"]]
-        after = told["after"]
-    return found
+    return _answer_history(out, viewer, await history_at(server, call_id))
 
 
 @calls.command()
@@ -393,7 +375,18 @@ async def save(lock: Interlock, out: Output, /, call_id: str, directory: str, to
 # undo
 
 
+async def _checkpoints_at_server(server: Server, out: Output, /, call_id: str) -> int:
+    found: list[Json] = []
+    after: int | None = 0
+    while after is not None:
+        told = await server.get(f"/v1/calls/{part(call_id)}/checkpoints", after=after, limit=100)
+        found += told["checkpoints"]
+        after = told["after"]
+    return _answer_checkpoints(out, found)
+
+
 @calls.command(short_help="The checkpoints of a call of yours, oldest first.")
+@at_server(_checkpoints_at_server)
 @click.argument("call_id", metavar="ID")
 @as_holder
 @over_home
@@ -407,18 +400,20 @@ async def checkpoints(lock: Interlock, out: Output, /, call_id: str, token: str 
 
     caller = await acting(lock, token)
     saved = await lock.checkpoints((await find(lock.journal, call_id, caller)).call, caller=caller)
+    return _answer_checkpoints(out, [one.document() for one in saved])
 
+
+def _answer_checkpoints(out: Output, saved: list[Json]) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import clock_time
-        from interlock.core.clock import iso
 
         rows = [
             (
-                clock_time(iso(one.at_ms)),
-                one.label,
-                one.checkpoint_type,
-                f"{one.size} bytes",
-                "" if one.error is None else one.error.code,
+                clock_time(one["timestamp"]),
+                str(one["label"]),
+                str(one["checkpoint_type"]),
+                f"{one['size']} bytes",
+                "" if one["error"] is None else str(one["error"]["error_code"]),
             )
             for one in saved
         ]
@@ -427,7 +422,7 @@ async def checkpoints(lock: Interlock, out: Output, /, call_id: str, token: str 
         else:
             page.line("it saved no checkpoints")
 
-    out.answer({"checkpoints": [one.document() for one in saved]}, show)
+    out.answer({"checkpoints": saved}, show)
     return 0
 
 

@@ -334,6 +334,11 @@ def at_server(ask: Callable[..., Awaitable[int]]) -> Callable[[F], F]:
     return mark
 
 
+def runs_at_server(command: click.Command) -> bool:
+    """Whether a command can be used with --server."""
+    return command.callback is not None and _origin(command.callback) in _REMOTE
+
+
 async def _heard(work: Awaitable[int]) -> int:
     return await work
 

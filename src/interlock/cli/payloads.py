@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
+async def _payload_at_server(server: Server, out: Output, /, name: str, path: str | None) -> int:
+    from interlock.cli.remote import part
+
+    ref = name if name.startswith("payload:") else f"payload:{name}"
+    body = b"".join([piece async for piece in server.stream(f"/v1/payloads/{part(ref)}")])
+    return _answer_payload(out, ref, body, path)
+
+
 @click.command(short_help="A large result, or a file that a call left, as bytes.")
+@at_server(_payload_at_server)
 @click.argument("name", metavar="ID")
 @click.option("--out", "path", type=click.Path(), metavar="FILE", help="Write it there; never over a file.")
 @as_holder
@@ -36,9 +45,13 @@ async def payload(lock: Interlock, out: Output, /, name: str, path: str | None, 
     interlock calls payload 01JCXK2M4Q8Z… | jq .
     interlock calls payload payload:01JCXK2M4Q8Z….1 --out chart.png
     """
+    ref, body = await _read(lock, name, await acting(lock, token))
+    return _answer_payload(out, ref, body, path)
+
+
+def _answer_payload(out: Output, ref: str, body: bytes, path: str | None) -> int:
     from interlock.call.artifacts import is_file
 
-    ref, body = await _read(lock, name, await acting(lock, token))
     told: Json = {"payload_ref": ref, "size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
     if path is not None:
         from pathlib import Path

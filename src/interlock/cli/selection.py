@@ -6,17 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, acting, as_holder, over_home
+from interlock.cli.command import Output, acting, as_holder, at_server, over_home
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
+    from interlock.cli.remote import Server
     from interlock.cli.render import Page
 
 Json = dict[str, Any]
 _ANSWERS = {"ALLOW": "allowed", "REQUIRE_APPROVAL": "needs approval", "DENY": "denied"}
 
 
+async def _select_at_server(
+    server: Server, out: Output, /, words: tuple[str, ...], allocation: int | None, cheaper: bool, session: str
+) -> int:
+    said: Json = {"request": " ".join(words), "allocation": allocation, "cheaper": cheaper, "session": session}
+    return _answer(out, await server.post("/v1/tools/select", said))
+
+
 @click.command(short_help="Choose a tool for a request, and say how.")
+@at_server(_select_at_server)
 @click.argument("words", nargs=-1, required=True)
 @click.option("--allocation", type=click.IntRange(0), help="How many tokens the schemas may take together.")
 @click.option("--cheaper", is_flag=True, help="Of tools with equal expected success, choose the cheaper one.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from interlock.store import copying
 from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
-from tests import sample
+from tests import sample, warm
 from tests.support.cli import Cli
 from tests.support.histories import make
 from tests.support.postgres import Server
@@ -103,38 +104,62 @@ async def test_a_store_in_use_and_a_target_that_is_not_empty_are_refused(tmp_pat
     assert contents(server) == before
 
 
-class Killed(BaseException):
-    """The end of a process, as far as it can be had without one."""
+COPIES = "SELECT 1 FROM pg_stat_activity WHERE xact_start IS NOT NULL AND query LIKE 'COPY %'"
+COMMITTED = "SELECT 1 FROM pg_tables WHERE tablename = 'unfinished_copy' AND schemaname = '{schema}'"
+TRIES = 50
 
 
-async def test_a_copy_that_is_ended_in_the_middle_is_not_opened_and_can_be_begun_again(
-    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+def killed(cli: Cli, to: str, reached: Callable[[], bool]) -> bool:
+    """Kill a command that copies a store when it has reached something. False if it ended before that was seen."""
+    with warm.start(("store", "copy", "--to", to), cli.environment, cli.path) as process:
+        while process.poll() is None:
+            if reached():
+                process.kill()
+                return process.wait() == -signal.SIGKILL
+    return False
+
+
+@pytest.mark.parametrize(("statement", "left"), [(COPIES, False), (COMMITTED, True)], ids=["writing", "verifying"])
+def test_a_copy_whose_process_is_killed_is_not_opened_and_can_be_begun_again(
+    tmp_path: Path, postgres_server: Server, statement: str, left: bool
 ) -> None:
-    file = await lived(tmp_path / "home")
+    file = asyncio.run(lived(tmp_path / "home"))
+    before = contents(file)
+    with closing(postgres_server.connect()) as connection:
+        for _ in range(TRIES):  # the moment may pass unseen
+            address = postgres_server.new_schema()
+            asked = statement.format(schema=address.rpartition("%3D")[2]).encode()
+            if killed(Cli(tmp_path), address, lambda asked=asked: connection.execute(asked).fetchone() is not None):
+                break
+        else:
+            pytest.fail("the copy was never seen in the middle")
     server = home_at(file.path, address)
-
-    def die(*_: Any) -> None:
-        raise Killed
-
-    with pytest.raises(Killed):  # while rows are written: nothing is left
-        copy_store(file, server, die)
     with closing(server.reading()) as reader:
-        assert reader.all("SELECT name FROM sqlite_master") == []
-    with pytest.raises(Killed):  # after they were committed, before they were verified
-        copy_store(file, server, None, die)
-    with pytest.raises(Failure, match="not finished") as unfinished:
-        async with Interlock.open(file.path, store=address, housekeeping=False):
-            pass
-    assert unfinished.value.code == "E3804"
-    found, verdict = copy_store(file, server)
-    assert verdict.intact
-    assert found == contents(server)
+        assert (reader.one("SELECT 1 FROM pg_tables WHERE schemaname = current_schema()") is not None) == left
+    if left:
+        with pytest.raises(Failure, match="not finished") as unfinished:
+            server.open_database()
+        assert unfinished.value.code == "E3804"
+    again = Cli(tmp_path)("store", "copy", "--to", address)
+    assert again.code == 0, again.err
+    assert contents(server) == contents(file) == before
 
-    saved = [path.rename(file.path / f"saved-{path.name}") for path in file.path.glob("interlock.db*")]
-    with pytest.raises(Killed):
-        copy_store(server, file, None, die)
-    assert saved
+
+def test_a_copy_to_a_file_whose_process_is_killed_leaves_no_database(tmp_path: Path, address: str) -> None:
+    file = asyncio.run(lived(tmp_path / "home"))
+    copy_store(file, home_at(file.path, address))
+    cli = Cli(tmp_path, {"INTERLOCK_STORE": address})
+    for _ in range(TRIES):
+        for path in file.path.glob("interlock.db*"):
+            path.unlink()
+        if killed(cli, "file", lambda: any(file.path.glob("*.copy*"))):
+            break
+    else:
+        pytest.fail("the copy was never seen in the middle")
     assert not file.made
+    again = cli("store", "copy", "--to", "file")
+    assert again.code == 0, again.err
+    assert contents(file) == contents(home_at(file.path, address))
     assert list(file.path.glob("*.copy*")) == []
 
 

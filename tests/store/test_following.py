@@ -1,31 +1,25 @@
-"""Two processes with data directories of their own on one PostgreSQL store, of which one follows the shared policy."""
+"""Four data directories on one PostgreSQL store, of which three follow the shared policy."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import shutil
-import time
-from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests import warm
+from tests.support.bounds import PATIENCE_S, lag_of, until, within_a_second
 from tests.support.cli import Cli
+from tests.support.cluster import SERVE, address_of
 from tests.support.postgres import Server
 
-PATIENCE_S = 120.0
+NODES = 3
 FORBID = '@id("no-balance")\nforbid (principal, action == Action::"demo.balance", resource);\n'
-
-
-async def until(reached: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait for something that another process does."""
-    began = time.monotonic()
-    while not await reached():
-        assert time.monotonic() - began < PATIENCE_S, what
-        await asyncio.sleep(0.02)
 
 
 @pytest.mark.part_of(
@@ -36,7 +30,9 @@ async def test_a_machine_that_follows_decides_by_a_policy_that_another_pushed(
     tmp_path: Path, postgres_server: Server
 ) -> None:
     store = {"INTERLOCK_STORE": postgres_server.new_schema()}
-    first, follower = Cli(tmp_path / "first", store), Cli(tmp_path / "follower", store)
+    first = Cli(tmp_path / "first", store)
+    followers = [Cli(tmp_path / f"follower{number}", store) for number in range(NODES)]
+    follower = followers[0]
     first.home.mkdir(parents=True)
     (first.home / "settings.toml").write_text("payload_days = 30\n")
 
@@ -51,28 +47,36 @@ async def test_a_machine_that_follows_decides_by_a_policy_that_another_pushed(
     await run(first, "config", "pull", str(tmp_path / "new"))
     policy = tmp_path / "new" / "policy.cedar"
     policy.write_text(policy.read_text() + FORBID)
-    # Keys are all that it gets from elsewhere.
-    shutil.copytree(first.home / "keys", follower.home / "keys")
-    (follower.home / "settings.toml").write_text("shared_config = true\n")
-    words = ("serve", "--port", "0", "--no-grpc", "--no-token", "--json")
-    with warm.start(words, follower.environment, follower.path) as process:
-        said = ""
-        while not said.endswith("}\n"):
-            line = (await asyncio.to_thread(process.stdout.readline)).decode()
-            assert line, process.communicate()[1].decode()
-            said += line
-        rest = json.loads(said)["rest"]
+    for one in followers:
+        # Keys are all that it gets from elsewhere.
+        shutil.copytree(first.home / "keys", one.home / "keys")
+        (one.home / "settings.toml").write_text("shared_config = true\n")
+    with ExitStack() as stack:
+        started = [stack.enter_context(warm.start(SERVE, one.environment, one.path)) for one in followers]
+        rests = await asyncio.gather(*(asyncio.to_thread(address_of, process) for process in started))
+        assert all(rests)
         async with httpx.AsyncClient(timeout=PATIENCE_S, headers={"authorization": f"Bearer {token}"}) as web:
 
-            async def answered(status: int) -> bool:
+            async def answered(rest: str, status: int) -> bool:
                 sent = {"tool_id": "demo.balance", "parameters": {"account": "cash"}}
                 return (await web.post(f"{rest}/tools/invoke", json=sent)).status_code == status
 
-            assert await answered(200)
+            async def lag(status: int, what: str) -> float:
+                return max(await asyncio.gather(*(lag_of(partial(answered, rest, status), what) for rest in rests)))
+
+            assert all([await answered(rest, 200) for rest in rests])
             shown = json.loads(await run(follower, "config", "show", "payload_days", "--json"))["settings"][0]
             assert (shown["value"], shown["source"]) == (30, "shared version 1")
-            await run(first, "config", "push", "--from", str(policy.parent), "--instead-of", "1")
-            await until(lambda: answered(403), "a policy that forbids, at the machine that follows")
+
+            async def push(number: int) -> float:
+                if number:
+                    await run(first, "config", "rollback", "1")
+                    await lag(200, "the policy before, at the machines that follow")
+                await run(first, "config", "push", "--from", str(policy.parent), "--instead-of", str(1 + 2 * number))
+                return await lag(403, "a policy that forbids, at the machines that follow")
+
+            await within_a_second(push)
+            version = json.loads(await run(first, "config", "history", "--json"))["versions"][0]["version"]
 
             async def named() -> bool:
                 told = (await asyncio.to_thread(first, "config", "diff", "--json")).json
@@ -81,11 +85,11 @@ async def test_a_machine_that_follows_decides_by_a_policy_that_another_pushed(
 
             await until(named, "that it has another policy than the machine that does not follow")
             await run(first, "config", "rollback", "1")
-            await until(lambda: answered(200), "the policy before, at the machine that follows")
+            await lag(200, "the policy before, at the machines that follow")
 
             (tmp_path / "new" / "settings.toml").write_text("payload_days = 31\n")
             policy.write_text(policy.read_text().removesuffix(FORBID))
-            await run(first, "config", "push", "--from", str(policy.parent), "--instead-of", "3")
+            await run(first, "config", "push", "--from", str(policy.parent), "--instead-of", str(version + 1))
 
             async def to_restart() -> bool:
                 ended = await asyncio.to_thread(first, "config", "diff")

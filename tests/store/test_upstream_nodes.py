@@ -16,7 +16,7 @@ import httpx
 import psycopg
 
 from tests import warm
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 from tests.support.cluster import SERVE, address_of, prepare
 from tests.support.postgres import Server
 

@@ -15,9 +15,9 @@ import pytest
 from interlock.call.capability import ToolGrant
 from interlock.testing import FakeClock
 from tests import warm
-from tests.doors.test_lifecycle import Place, opened
 from tests.support.calls import admit, until
 from tests.support.identities import did_of
+from tests.support.lifecycles import Place, opened
 from tests.support.ways import ERAS
 from tests.surfaces.offices import TOOLS, offer
 

@@ -240,7 +240,7 @@ class Searchable:
                 self._swept = number
 
     async def server_texts(self, tools: Sequence[tuple[str, Version]]) -> Mapping[str, str]:
-        """What the upstreams of some tools said about themselves, by their names."""
+        """The descriptions that the upstreams of some tools give of themselves, by their names."""
         names = {one for _, version in tools if (one := _upstream(version))}
         return await self._parts.journal.read(partial(texts, names=names)) if names else {}
 
@@ -291,7 +291,7 @@ def _upstream(version: Version) -> str:
 
 
 def entries_of(tools: Sequence[tuple[str, Version]], server_texts: Mapping[str, str]) -> list[Entry]:
-    """What the index knows of some tools."""
+    """The entries of some tools in the index."""
     return [
         entry_of(tool, orjson.loads(one.row.manifest), one.row.origin, server_texts.get(_upstream(one), ""))
         for tool, one in tools

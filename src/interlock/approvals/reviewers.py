@@ -65,7 +65,7 @@ def can_be_alone(by: Caller) -> bool:
 
 
 def instead_of(by: Caller) -> str:
-    """What a person can do who may not decide on their own call."""
+    """The advice for a person who may not decide on their own call."""
     if not can_be_alone(by):
         return "ask another approver"
     return "ask another approver; if you are the only person here, say so once: interlock approvals alone"

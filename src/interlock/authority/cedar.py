@@ -233,7 +233,7 @@ class Rules:
                 self._index.setdefault(named, []).append(rule)
 
     def kind(self, address: str) -> tuple[str, str]:
-        """What tells a tool apart from others in the scopes of rules: tools of one kind have the same rules."""
+        """The facts of a tool that the scopes of rules compare: tools of one kind have the same rules."""
         namespace = address.partition(".")[0]
         alone = ("Action", address) in self._about or ("Tool", address) in self._about
         return address if alone else "", namespace if ("Namespace", namespace) in self._about else ""

@@ -563,7 +563,7 @@ class Catalog:
             await self._changes.caught_up()
 
     def _look(self, reader: Reader) -> _Looked:
-        """What has changed since the epoch that is known. Runs on any thread."""
+        """The changes since the epoch that is known. Runs on any thread."""
         known = self._epoch
         return _Looked(known, registry_changes.since(reader, known))
 
@@ -657,7 +657,7 @@ _MOST_TRIES = 4  # of reading what has changed, while other processes change mor
 
 
 class _Looked(NamedTuple):
-    """What has changed in the registry since an epoch."""
+    """The changes of the registry since an epoch."""
 
     known: int
     since: registry_changes.Changed

@@ -1,4 +1,4 @@
-"""What the index knows of a tool, from its manifest. Fields that are marked as internal are not among it."""
+"""The fields of a tool in the index, from its manifest. Fields that are marked as internal are not among it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_SERVER_TEXT: Final = 500
 
 
 def entry_of(tool: str, manifest: Json, origin: str = "", server_text: str = "") -> Entry:
-    """What the index knows of a tool. `server_text` is what its upstream says about itself."""
+    """The entry of a tool in the index. `server_text` is what its upstream says about itself."""
     from interlock.search.index import Entry
 
     names: dict[str, None] = {}

@@ -76,7 +76,7 @@ def report(outcomes: Sequence[Outcome], token_price: float) -> Report:
 
 
 def cost_of(one: Outcome, token_price: float) -> float:
-    """What a task costs: the tokens that a model reads for it, and the call of the tool that was chosen."""
+    """The cost of a task: the tokens that a model reads for it, and the call of the tool that was chosen."""
     return one.tokens * token_price / 1_000_000 + one.call_cost
 
 

@@ -1,4 +1,4 @@
-"""What this program has to do with the schema of a database that it does not change."""
+"""The state of the schema of a database, and what this program has to do about it."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def put_text(transaction: Transaction, name: str, text: str) -> None:
 
 
 def texts(reader: Reader, names: Collection[str]) -> dict[str, str]:
-    """What some upstreams said about themselves when they were added, by their names."""
+    """The descriptions that some upstreams gave of themselves when they were added, by their names."""
     found = facts.some(reader, [f"{_TEXT}{name}" for name in names])
     return {name.removeprefix(_TEXT): text for name, text in found.items()}
 

@@ -75,7 +75,7 @@ def offer(tool: str, version: str, manifest: Json, count: Counter) -> Offer:
 
 
 def _stated_above(schema: Any, count: Counter) -> int:
-    """How many tokens more than counted the properties of a schema take by what its author states (`x-token-cost`).
+    """The tokens that the properties of a schema take beyond those counted, by what its author states (`x-token-cost`).
 
     A stated cost is about the property with all that is in it. One below the count changes nothing.
     """

@@ -56,7 +56,7 @@ ORDER BY 1, 2
 
 
 def missing_rights(reader: Reader) -> list[str]:
-    """What the role of this process may not do, although a process that serves has to."""
+    """The rights that the role of this process lacks, although a process that serves needs them."""
     return [f"{right} on the table `{table}`" for table, right in reader.all(_MISSING)]
 
 

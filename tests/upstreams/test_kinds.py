@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from interlock.api.interlock import Interlock
+from interlock.api.offers import Offers
 from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.cli.upstream import add
 from interlock.core.errors import Failure
@@ -73,6 +74,30 @@ async def test_a_module_and_a_row_are_a_new_kind_of_upstream(home: Path) -> None
         report = await lock.upstreams.add("polly", "parrot", {"greeting": "Ahoy"}, by=lock.caller, overlay=reads)
         assert [(one.name, one.state) for one in report.tools] == [("say", "admitted")]
         assert (await lock.call("polly.say", text="there")).unwrap() == "Ahoy there"
+
+
+class Song:
+    """The one resource of a parrot."""
+
+    async def list_resources(self) -> list[Json]:
+        return [{"uri": "song:1", "name": "shanty"}]
+
+
+def _attend(_: Parrot, __: Callable[[str], None]) -> None: ...
+
+
+@pytest.mark.usefixtures("_parrots")
+async def test_resources_of_a_kind_are_offered_if_its_row_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Parrot, "content", Song(), raising=False)
+    monkeypatch.setattr(Parrot, "attend", _attend, raising=False)
+    reads = {"defaults": {"mutation_class": "read_only"}}
+    async with Interlock.open(home) as lock:
+        await lock.upstreams.add("polly", "parrot", {"greeting": "Ahoy"}, by=lock.caller, overlay=reads)
+        offers = Offers(lock, lock.tools, lambda _: None)
+        assert await offers.resources(lock.caller) == []
+        singing = Kind("parrots", "A parrot that a file configures.", offers_content=True)
+        monkeypatch.setattr(kinds, "KINDS", {**KINDS, "parrot": singing})
+        assert await offers.resources(lock.caller) == [{"uri": "upstream:polly:song:1", "name": "shanty"}]
 
 
 async def test_an_unknown_kind_is_refused_with_the_one_that_was_meant(home: Path) -> None:

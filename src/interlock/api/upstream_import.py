@@ -10,6 +10,7 @@ from interlock.api.upstreams import Upstreams
 from interlock.core.credentials import without_credentials_in
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
+from interlock.upstreams.kinds import kind_of_clients
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -62,15 +63,16 @@ async def _import(lock: Interlock, entry: Entry, more: Json, explain: Callable[[
     if entry.reason:
         return told
     config = entry.config | {key: one for key, one in more.items() if key != "allow_private" or "url" in entry.config}
+    kind = kind_of_clients()
     known = next((one for one in await lock.upstreams.list() if one.name == entry.upstream), None)
-    if known is not None and (known.kind, known.config) == ("mcp", config):
+    if known is not None and (known.kind, known.config) == (kind, config):
         tools = [one.document() for one in await lock.upstreams.offers(entry.upstream)]
         return told | {"state": "known", "reason": "it was added before", "tools": tools}
     stored: list[str] = []
     try:
         if known is None:
             stored = await _store(lock, entry)
-        report = await Upstreams(lock, on_machine=True).add(entry.upstream, "mcp", config, by=lock.caller)
+        report = await Upstreams(lock, on_machine=True).add(entry.upstream, kind, config, by=lock.caller)
     except Failure as failure:
         for name in stored:
             await lock.secrets.remove(name, by=lock.caller.acting)

@@ -32,7 +32,8 @@ class Kind:
     `protocol` and `tool_kind` are what the manifests of its tools say. With `named_secrets` its configuration takes
     any number of secrets by name (`credentials`), otherwise one (`auth`). `in_process`: its tools run in this process,
     so that it is never added through an endpoint. `offers_content`: an upstream of this kind has resources and prompts
-    too, and its connector is a `ContentConnector`.
+    too, and its connector is a `ContentConnector`. `of_clients`: servers in configuration files of agents are of
+    this kind; there is one such kind.
     """
 
     module: str
@@ -42,11 +43,17 @@ class Kind:
     named_secrets: bool = False
     in_process: bool = False
     offers_content: bool = False
+    of_clients: bool = False
 
 
 KINDS: Final[Mapping[str, Kind]] = {
     "mcp": Kind(
-        "interlock.upstreams.mcp", protocol="mcp", tool_kind="mcp_tool", named_secrets=True, offers_content=True
+        "interlock.upstreams.mcp",
+        protocol="mcp",
+        tool_kind="mcp_tool",
+        named_secrets=True,
+        offers_content=True,
+        of_clients=True,
     ),
     "openapi": Kind("interlock.upstreams.http", protocol="openapi", tool_kind="openapi_operation"),
     "http": Kind(
@@ -121,6 +128,11 @@ def kind_of(name: str) -> Kind:
     from interlock.upstreams.overlay import unknown
 
     raise Failure("E3004", f"`{name}` is {unknown(name, list(KINDS), 'not a kind of upstream')}")
+
+
+def kind_of_clients() -> str:
+    """The kind of the servers in the configuration files of agents."""
+    return next(name for name, kind in KINDS.items() if kind.of_clients)
 
 
 def connector(name: str, kind: str, config: Json, site: Site) -> Connector:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 if TYPE_CHECKING:
-    from interlock.registry.catalog import Version
+    from interlock.registry.version import Version
 
 
 def is_for_apps(version: Version) -> bool:

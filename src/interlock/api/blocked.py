@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from interlock.api.tools import Tools
     from interlock.call.context import Caller
     from interlock.contract.standard.document import BlockReason
-    from interlock.registry.catalog import Version
+    from interlock.registry.version import Version
 
 # How many tools are looked at before other tasks get their turn.
 _AT_ONCE: Final = 100

@@ -7,7 +7,7 @@ from typing import Final
 import orjson
 
 from interlock.data.schema import Json
-from interlock.registry.catalog import Version
+from interlock.registry.version import Version
 
 _FEWEST_WORDS: Final = 3
 _MOST_WORDS: Final = 10

@@ -10,7 +10,7 @@ from interlock.authority.decisions import caller_facts
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS
-from interlock.registry.catalog import Version
+from interlock.registry.version import Version
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from interlock.contract.declare import Tool
     from interlock.contract.refusals import Refusal
     from interlock.registry.admission import Verdict
-    from interlock.registry.catalog import Version
     from interlock.registry.drafts import Stamp
+    from interlock.registry.version import Version
     from interlock.trials import Trial
 
 

@@ -15,7 +15,7 @@ from interlock.selection.stages import Stage
 
 if TYPE_CHECKING:
     from interlock.data.schema import Json
-    from interlock.registry.catalog import Version
+    from interlock.registry.version import Version
     from interlock.selection.hierarchy import Hierarchy
     from interlock.selection.intent import Intent
     from interlock.selection.kinds import Kind

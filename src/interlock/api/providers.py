@@ -22,7 +22,7 @@ from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.data.bounds import LONGEST_NAME
 from interlock.data.schema import Json
-from interlock.registry.catalog import Version
+from interlock.registry.version import Version
 from interlock.upstreams import formats, own_names
 from interlock.upstreams.formats import Provider
 from interlock.upstreams.provider_answers import NATIVE, answer

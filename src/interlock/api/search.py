@@ -16,7 +16,7 @@ from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS, WALKS
 from interlock.data.schema import Json
-from interlock.registry.catalog import Version
+from interlock.registry.version import Version
 
 if TYPE_CHECKING:
     from interlock.api.denials import Denials

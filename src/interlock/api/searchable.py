@@ -21,7 +21,7 @@ from interlock.authority.decisions import caller_facts
 from interlock.call.context import Caller
 from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS
-from interlock.registry.catalog import Version
+from interlock.registry.version import Version
 from interlock.search.fields import entry_of
 from interlock.store.upstreams import texts
 

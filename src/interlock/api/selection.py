@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from interlock.api.window import Windows
     from interlock.call.context import Caller
     from interlock.data.schema import Json
-    from interlock.registry.catalog import Version
+    from interlock.registry.version import Version
     from interlock.selection.intent import Intent
     from interlock.selection.together import Recommendation
     from interlock.store.port import Transaction

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
     from interlock.data.schema import Json
-    from interlock.registry.catalog import Version
+    from interlock.registry.version import Version
     from interlock.store.port import Transaction
 
 Answer = Literal["ALLOW", "REQUIRE_APPROVAL", "DENY"]

@@ -36,7 +36,7 @@ from interlock.store import surfaces as stored
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.api.tools import Tools
-    from interlock.registry.catalog import Version
+    from interlock.registry.version import Version
 
 PAGE: Final = 200
 MOST: Final = 1000

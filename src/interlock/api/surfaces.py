@@ -28,7 +28,7 @@ from interlock.api.tools import Page
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
-from interlock.registry.catalog import Version
+from interlock.registry.version import Version
 from interlock.store import surfaces
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from interlock.store import quarantine, tools, upstreams
 from interlock.store.port import Reader
 
 if TYPE_CHECKING:
-    from interlock.registry.catalog import Catalog, Version
+    from interlock.registry.catalog import Catalog
     from interlock.registry.latency import Latencies
+    from interlock.registry.version import Version
     from interlock.store.port import Store
 
 Json = dict[str, Any]

@@ -21,7 +21,7 @@ from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 from interlock.data.schema import Json, compile_validator
-from interlock.registry.catalog import Version
+from interlock.registry.version import Version
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts

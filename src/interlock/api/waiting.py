@@ -16,7 +16,7 @@ from interlock.resilience.retry import Pacing, call_with_retries
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.call.results import Result
-    from interlock.registry.catalog import Version
+    from interlock.registry.version import Version
 
 
 async def wait_for_decision(parts: Parts, pending: Result, *, within_s: float | None, poll_s: float) -> Result:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.call.results import Result
     from interlock.cli.render import Page
-    from interlock.registry.catalog import Version
     from interlock.registry.drafts import Stamp
+    from interlock.registry.version import Version
 
 Json = dict[str, Any]
 

@@ -24,7 +24,7 @@ from interlock.registry.tool_code import allow_code, remember_source
 from interlock.store import records, tools
 
 if TYPE_CHECKING:
-    from interlock.registry.catalog import Version
+    from interlock.registry.version import Version
     from interlock.store.port import Reader, Transaction, Unit
 
 Conjunct = Literal[

@@ -26,7 +26,8 @@ from interlock.contract.refusals import Refusal, collecting
 from interlock.contract.versions import parse_version
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
-from interlock.registry.catalog import Catalog, Content, Row, Version, contract_digest
+from interlock.registry.catalog import Catalog, contract_digest
+from interlock.registry.version import Content, Row, Version
 from interlock.store import facts, records
 
 if TYPE_CHECKING:

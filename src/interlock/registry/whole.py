@@ -12,7 +12,7 @@ from interlock.core.errors import Failure
 
 if TYPE_CHECKING:
     from interlock.call.capability import Capability
-    from interlock.registry.catalog import Version
+    from interlock.registry.version import Version
 
 # How many changes a cache may be behind and still be told which tools they were about.
 _REMEMBERED: Final = 64

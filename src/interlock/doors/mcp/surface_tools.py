@@ -192,12 +192,12 @@ class SurfaceTools:
         answers = await self._surfaces.search(queries, caller, limit, apps=apps)
         for query, (answer, deferred) in zip(queries, answers, strict=True):
             refs |= {one["tool_id"]: one for one in deferred}
+            # The tools are in order of their scores, which say nothing more to a model.
             tools = [
                 {
                     "name": self._names.of(one.version.row.address),
                     "does": _line(one.document()["description"]),
                     "changes": one.document()["mutation_class"],
-                    "score": one.score,
                     "loaded": surface is None or surface.has(one.version.row.address),
                 }
                 for one in answer

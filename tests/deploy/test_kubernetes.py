@@ -124,12 +124,9 @@ def test_servers_reach_the_database_and_redis_where_it_is_applied() -> None:
         return {each["port"] for rule in rules if "to" not in rule for each in rule["ports"]}
 
     assert ports("interlock") == {53, 5432}
-    compose = yaml.safe_load((DEPLOY / "container" / "compose.postgres.yaml").read_text())
-    (url,) = [
-        found
-        for service in compose["services"].values()
-        if (found := service.get("environment", {}).get("INTERLOCK_REDIS"))
-    ]
+    compose: Document = yaml.safe_load((DEPLOY / "container" / "compose.postgres.yaml").read_text())
+    variables: list[dict[str, str]] = [service.get("environment", {}) for service in compose["services"].values()]
+    (url,) = [found["INTERLOCK_REDIS"] for found in variables if "INTERLOCK_REDIS" in found]
     assert ports("interlock-redis") == {urlsplit(url).port}
 
 

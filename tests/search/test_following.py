@@ -298,15 +298,33 @@ async def test_a_change_of_one_tool_reads_and_indexes_that_tool_alone(
             await many.catalog.look()
             await search()
             assert counted.since() == expected
-        digest = (await many.catalog.resolve("office.tool_5")).row.digest
+        digest = (await many.catalog.resolve("office.tool_4")).row.digest
         counted.since()
-        await other.journal.commit(quarantine.impose(digest, "office.tool_5@1.0.0", "a-call", "it lied"))
-        await many.catalog.look()
-        await search()
-        assert counted.since() == (0, 0, 0)
-    found = [one.version.row.address for one in await many.search("send a letter", limit=100)]
-    assert "office.tool_new" in found
-    assert not {"office.tool_3", "office.tool_5"} & {*found}
+        for change, held in (
+            (quarantine.impose(digest, "office.tool_4@1.0.0", "a-call", "it lied"), True),
+            (quarantine.lift(digest, by=many.caller, reason="looked at"), False),
+        ):
+            await other.journal.commit(change)
+            await many.catalog.look()
+            await search()
+            assert counted.since() == (0, 0, 0)
+            found = [one.version.row.address for one in await many.search("send a letter", limit=100)]
+            assert "office.tool_new" in found
+            assert "office.tool_3" not in found
+            assert ("office.tool_4" in found) is not held
+
+
+async def test_a_version_past_its_removal_date_is_not_found_although_nothing_was_changed(home: Path) -> None:
+    time = FakeClock()
+    async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
+        await admit(lock, _offer("letter", TEXTS[0]), _offer("parcel", TEXTS[3]))
+        await lock.journal.commit(deprecate("office.letter", "1.0.0", by="test", grace_days=2))
+        await lock.catalog.look()
+        for days, there in ((0, True), (1, True), (2, False)):
+            time.advance(days * 86_400)
+            found = [one.version.row.address for one in await lock.search("send a letter")]
+            assert ("office.letter" in found) is there
+            assert "office.parcel" in found
 
 
 @pytest.mark.parametrize("changes", [registry_changes.KEPT + 1, 2])

@@ -30,6 +30,7 @@ from interlock.registry.tool_code import (
     stored_tool,
 )
 from interlock.registry.version import Content, Row, Version
+from interlock.registry.version import Stranded as Stranded
 from interlock.registry.whole import Changelog, Whole, alive, deprecated, is_exact, within
 from interlock.store import registry_changes, tools
 from interlock.store.port import Reader, Store

@@ -143,6 +143,20 @@ def test_a_mistyped_command_is_answered_with_the_nearest_one(fresh: Cli) -> None
     assert shell().out == "plain,upstream\n"
 
 
+def test_the_shell_completes_the_names_of_tools(cli: Cli) -> None:
+    def completed(words: str, *, more: str = "") -> list[str]:
+        number = len(words.split()) - 1 + words.endswith(" ")
+        said = {"_INTERLOCK_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(number)}
+        return Cli(cli.path, {**said, "INTERLOCK_SERVER": more} if more else said)().out.split()
+
+    assert completed("interlock call demo.b") == ["plain,demo.balance"]
+    assert "plain,demo.post" in completed("interlock tools show ")
+    assert completed("interlock call demo.b", more="http://127.0.0.1:9") == []
+    assert completed(f"interlock --home {cli.path / 'other'} call demo.b") == []
+    assert not (cli.path / "other").exists()
+    assert "_INTERLOCK_COMPLETE=bash_source" in cli("--help").out
+
+
 def test_a_table_that_does_not_fit_a_narrow_terminal_has_a_line_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     from interlock.cli.render import Page
 

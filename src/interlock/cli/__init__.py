@@ -118,7 +118,8 @@ def _print_envelope(words: str) -> None:
         "doctor": "doctor:doctor",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 it worked, 1 it was refused or failed, 2 the command was not understood.",
+    epilog="Exit codes: 0 it worked, 1 it was refused or failed, 2 the command was not understood. The shell completes"
+    ' commands, options and names of tools after: eval "$(_INTERLOCK_COMPLETE=bash_source interlock)"',
 )
 @click.option(
     "--home",

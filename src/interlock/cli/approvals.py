@@ -470,8 +470,7 @@ def _answer_granted(out: Output, viewer: Viewer, standing: Standing) -> int:
 async def alone(lock: Interlock, out: Output, /, end: bool, reason: str) -> int:
     """State, on record, that you are the only person on this machine: then you may decide on your own calls.
 
-    You may then agree to them in advance too (approvals grant). With --end, what you agreed to in advance for your own
-    calls ends as well.
+    You may then agree to them in advance too (approvals grant), which --end takes back.
 
     \b
     interlock approvals alone --reason 'my own laptop'
@@ -482,12 +481,8 @@ async def alone(lock: Interlock, out: Output, /, end: bool, reason: str) -> int:
     ended = await lock.approvals.state_alone(by=by, alone=not end, reason=reason)
     words = "must leave their own calls to others" if end else "may decide on their own calls, by their own statement"
 
-    def show(page: Page) -> None:
-        page.line(f"{by.id} {words}")
-        for one in ended:
-            page.line(f"{one} is taken back")
-
-    out.answer({"caller": by.id, "alone": not end, "revoked": ended}, show)
+    lines = "; ".join([f"{by.id} {words}", *(f"{one} is taken back" for one in ended)])
+    out.answer({"caller": by.id, "alone": not end, "revoked": ended}, lambda page: page.line(lines))
     return 0
 
 

@@ -384,7 +384,7 @@ def accept_tail(out: Output, /, reason: str | None, yes: bool) -> int:
 
 
 async def _explain_at_server(server: Server, out: Output, /, call_id: str) -> int:
-    from interlock.cli.remote_history import history_at
+    from interlock.cli.history import history_at
     from interlock.core.errors import Failure
 
     if "audit:read" not in await server.scopes():

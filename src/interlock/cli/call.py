@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import Output, acting, as_holder, at_server, json_value, over_home
+from interlock.cli.completion import tool_names
 from interlock.cli.environment import clear_credentials
 from interlock.cli.result_json import result_json
 from interlock.cli.viewer import Local, Remote, Viewer
@@ -145,7 +146,7 @@ async def answer_from(server: Server, out: Output, result: Result) -> int:
 
 @click.command()
 @at_server(_call_at_server)
-@click.argument("tool", metavar="TOOL[@RANGE]", callback=_name)
+@click.argument("tool", metavar="TOOL[@RANGE]", callback=_name, shell_complete=tool_names)
 @click.argument("arguments", metavar="['JSON' | -]", default="{}", callback=json_value)
 @click.option("--key", help="Your own key for this action; sent twice, it runs once. Writes need one.")
 @click.option("--session", default="", help="The session whose state the tool sees.")

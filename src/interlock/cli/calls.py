@@ -240,7 +240,7 @@ def _answer_top(out: Output, lead: Lead, told: Json) -> int:
 
 
 async def _show_at_server(server: Server, out: Output, /, call_id: str) -> int:
-    from interlock.cli.remote_history import history_at
+    from interlock.cli.history import history_at
 
     viewer = await Remote.of(server)
     if "audit:read" not in await server.scopes():

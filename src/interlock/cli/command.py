@@ -177,7 +177,7 @@ def _looking(body: Callable[..., Awaitable[int]], *, has_caller: bool) -> Callab
     def run(out: Output, /, **given: Any) -> int:
         read = _AT_REST.get(_origin(body))
         if read is not None and given.get("token") is None and not (has_caller and held_token() is not None):
-            with _reader(out.session) as reader:
+            with reader_of(out.session) as reader:
                 if reader is not None and (code := read(reader, out, **_without_token(given))) is not None:
                     return code
 
@@ -207,7 +207,7 @@ def reading(body: Callable[..., int]) -> Callable[..., None]:
 
     @functools.wraps(body)
     def run(out: Output, /, **given: Any) -> int:
-        with _reader(out.session) as reader:
+        with reader_of(out.session) as reader:
             if reader is not None:
                 return body(reader, out, **given)
 
@@ -248,7 +248,7 @@ def _without_token(given: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _reader(session: Session) -> Generator[Reader | None]:
+def reader_of(session: Session) -> Generator[Reader | None]:
     """The database of a data directory that need not be opened to be read; None if it has to be."""
     from interlock.api.homes import reader_at_rest
 

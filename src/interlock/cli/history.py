@@ -18,6 +18,7 @@ from interlock.store import ledger
 if TYPE_CHECKING:
     from interlock.approvals.ticket import Ticket
     from interlock.call.context import Caller
+    from interlock.cli.remote import Server
     from interlock.store.port import Reader, Store
 
 Json = dict[str, Any]
@@ -188,6 +189,61 @@ def find_in(
         {ticket.id: ticket.preview for ticket in asked},
         {ticket.id: ticket.agreed_preview for ticket in asked if ticket.changed is not None},
     )
+
+
+# At a server
+
+
+async def history_at(server: Server, call_id: str, *, with_previews: bool = False) -> History:
+    """Every record of a call that the holder of the token may read; E3702 if there is none.
+
+    With previews, also what reviewers were shown, of the tickets that the holder may see.
+    """
+    from interlock.cli.remote import part
+
+    entries = await _records(server, call_id)
+    if not entries:
+        await server.get(f"/v1/calls/{part(call_id)}")  # says that there is none
+        raise Failure("E3702", f"no record of `{call_id}` in this journal")
+    tickets = tickets_in(entries)
+    for ticket in tickets:
+        entries += await _records(server, ticket)
+    asked = await _seen(server, tickets) if with_previews else []
+    return History(
+        call_id,
+        in_order(call_id, entries),
+        {ticket.id: ticket.preview for ticket in asked},
+        {ticket.id: ticket.agreed_preview for ticket in asked if ticket.changed is not None},
+    )
+
+
+async def _records(server: Server, about: str) -> list[Entry]:
+    """Every record of a call or a ticket."""
+    found: list[Entry] = []
+    after: int | None = 0
+    while after is not None:
+        told = await server.get("/v1/audit/records", call=about, after=after)
+        found += [Entry(one["seq"], one["hash"], one["record"]) for one in told["records"]]
+        after = told["after"]
+    return found
+
+
+async def _seen(server: Server, ids: Iterable[str]) -> list[Ticket]:
+    """Those of the tickets that the holder of the token may see."""
+    from interlock.cli.remote import part
+    from interlock.cli.restored import ticket_of
+
+    found: list[Ticket] = []
+    for one in sorted(ids):
+        try:
+            found.append(ticket_of(await server.get(f"/v1/approvals/{part(one)}")))
+        except Failure as failure:
+            if failure.code != "E3702":
+                raise
+    return found
+
+
+# All records
 
 
 def tickets_in(entries: Iterable[Entry]) -> set[str]:

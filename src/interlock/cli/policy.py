@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from interlock.cli.command import Output, anywhere, at_server, looking, over_home, parse_json, without_home
+from interlock.cli.completion import tool_names
 from interlock.cli.viewer import Local, Remote, Viewer
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ async def _explain_at_server(server: Server, out: Output, /, who: str, tool: str
 @policy.command(short_help="Why somebody may call a tool, or may not.")
 @at_server(_explain_at_server)
 @click.argument("who")
-@click.argument("tool", metavar="TOOL[@RANGE]")
+@click.argument("tool", metavar="TOOL[@RANGE]", shell_complete=tool_names)
 @click.argument("arguments", default="{}")
 @over_home
 async def explain(lock: Interlock, out: Output, /, who: str, tool: str, arguments: str) -> int:

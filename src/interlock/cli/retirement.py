@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import Output, acting, as_holder, at_server, over_home, reading
+from interlock.cli.completion import tool_names
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -30,7 +31,7 @@ async def _deprecate_at_server(server: Server, out: Output, /, tool: str, **give
 
 @click.command()
 @at_server(_deprecate_at_server)
-@click.argument("tool", metavar="TOOL@VERSION")
+@click.argument("tool", metavar="TOOL@VERSION", shell_complete=tool_names)
 @click.option("--successor", help="The tool to call instead, as TOOL or TOOL@VERSION.")
 @click.option("--guide", help="Address of a page that says how to migrate.")
 @click.option("--days", type=click.IntRange(0, 36_500), help="Days until its removal [default: 90].")
@@ -120,7 +121,7 @@ async def _release_at_server(server: Server, out: Output, /, tool: str, reason: 
 
 @click.command(short_help="Release a version from quarantine, after a review.")
 @at_server(_release_at_server)
-@click.argument("tool", metavar="TOOL@VERSION")
+@click.argument("tool", metavar="TOOL@VERSION", shell_complete=tool_names)
 @click.option("--reason", required=True, help="Why it may run again; recorded with your name.")
 @as_holder
 @over_home

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli import admission, retirement, selection, window
-from interlock.cli.command import Output, Session, acting, as_holder, at_rest, at_server, looking, over_home, reading
+from interlock.cli.command import (
+    Output,
+    Session,
+    acting,
+    as_holder,
+    at_rest,
+    at_server,
+    looking,
+    over_home,
+    reading,
+)
+from interlock.cli.completion import tool_names
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -249,7 +260,7 @@ def _show_at_rest(reader: Reader, out: Output, /, tool: str, standard: bool) -> 
 @tools.command(short_help="The contract of a version, and its state.")
 @at_server(_show_at_server)
 @at_rest(_show_at_rest)
-@click.argument("tool", metavar="TOOL[@RANGE]")
+@click.argument("tool", metavar="TOOL[@RANGE]", shell_complete=tool_names)
 @click.option("--standard", is_flag=True, help="The objects of the Agent Tool standard instead, as JSON.")
 @looking
 async def show(lock: Interlock, out: Output, /, tool: str, standard: bool) -> int:
@@ -382,7 +393,7 @@ def _diff_at_rest(reader: Reader, out: Output, /, tool: str, old: str, new: str)
 @tools.command(short_help="The changes for callers between two versions of a tool.")
 @at_server(_diff_at_server)
 @at_rest(_diff_at_rest)
-@click.argument("tool")
+@click.argument("tool", shell_complete=tool_names)
 @click.argument("old")
 @click.argument("new")
 @looking

@@ -289,16 +289,6 @@ class Calling:
         address, _, version = result.tool.partition("@")
         return self._listing.form((await self._service.lock.catalog.exact(address, version)).prepared)
 
-    async def _must_leave(self, requester: str) -> str:
-        """A line for the user of this machine, who may not decide on their own call unless they are alone there."""
-        is_user = requester.startswith("local:")
-        if not is_user or await self._service.lock.approvals.is_alone(Caller(id=requester)):
-            return ""
-        return (
-            f"Somebody else than {requester} must do so. If {requester} is the only person on this machine, they say "
-            "so once with `interlock approvals alone`, and then decide themselves.\n"
-        )
-
     async def _pending(self, result: Result) -> Json:
         pending: Json = result.metadata["pending"]
         ticket = await self._service.lock.approvals.show(pending["ticketId"])
@@ -306,13 +296,24 @@ class Calling:
         return _described(
             f"Not done yet: {result.tool} waits for a person to agree ({ticket.reason}).\n"
             f"Somebody of {groups} must agree, until {pending['expiresAt']}: `interlock approvals show {ticket.id}`, "
-            f"or {pending['pollEndpoint']}.\n{await self._must_leave(ticket.requester)}"
+            f"or {pending['pollEndpoint']}.\n{await _must_leave(self._service, ticket.requester)}"
             "Once they have agreed, call the tool again with the same arguments: the call then goes on."
             + ("" if ahead is None else f"\nTo agree to such calls in advance, they type: `{ahead}`"),
             "pending",
             pending,
             _about(result),
         )
+
+
+async def _must_leave(service: Service, requester: str) -> str:
+    """A line for the user of this machine, who may not decide on their own call unless they are alone there."""
+    is_user = requester.startswith("local:")
+    if not is_user or await service.lock.approvals.is_alone(Caller(id=requester)):
+        return ""
+    return (
+        f"Somebody else than {requester} must do so. If {requester} is the only person on this machine, they say "
+        "so once with `interlock approvals alone`, and then decide themselves.\n"
+    )
 
 
 def _check_options(meta: Mapping[str, Any], key: str | None) -> None:

@@ -50,6 +50,13 @@ def reader_at_rest(path: Path, within: ExitStack) -> Reader | None:
     return at_rest.reader_at_rest(home_at(path), within)
 
 
+def tool_addresses(reader: Reader) -> list[str]:
+    """The names of the tools in a database, in order."""
+    from interlock.store import tools
+
+    return sorted(tools.addresses(reader))
+
+
 @contextmanager
 def reading(path: Path) -> Generator[Reader]:
     """The database in one read transaction, whether the data directory is in order or not."""

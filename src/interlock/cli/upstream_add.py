@@ -55,7 +55,9 @@ def _adding(kind: str) -> Callable[[Callable[..., Json]], Callable[..., None]]:
                     report = await add_it(asked.name, kind, asked.config, by=lock.caller, overlay=asked.overlay)
             except Failure as failure:
                 raise explained(failure, last_output(log, logged)) from None
-            return answer_report(out, report, dry_run=asked.dry_run, must_leave=await must_leave(lock))
+            return answer_report(
+                out, report, dry_run=asked.dry_run, must_leave=await lock.approvals.must_leave(lock.caller)
+            )
 
         async def ask(server: Server, out: Output, /, **given: Any) -> int:
             asked = _Asked.of(kind, configure, **given)
@@ -367,13 +369,6 @@ def trying_out(lock: Interlock, out: Output, words: str) -> Generator[None]:
     lock.admissions.on_trial = lambda tool, done, total: out.progress(f"trying out {tool}", 100 * done / total)
     with out.working(words):
         yield
-
-
-async def must_leave(lock: Interlock) -> bool:
-    """Whether the caller is the user of this machine and has not stated that nobody else decides there."""
-    from interlock.approvals.reviewers import can_be_alone
-
-    return can_be_alone(lock.caller) and not await lock.approvals.is_alone(lock.caller)
 
 
 def show_alone(page: Page) -> None:

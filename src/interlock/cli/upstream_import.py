@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import Output, over_home
-from interlock.cli.upstream_add import counts, explained, last_output, must_leave, show_alone, trying_out
+from interlock.cli.upstream_add import counts, explained, last_output, show_alone, trying_out
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -83,7 +83,7 @@ async def import_(
     if governed:
         command = [*_command(), "--home", str(lock.home.path.absolute()), "serve", "--stdio", "--bare"]
         _write(target, found.replaced(command))
-    return _answer(out, told, target if governed else None, must_leave=await must_leave(lock))
+    return _answer(out, told, target if governed else None, must_leave=await lock.approvals.must_leave(lock.caller))
 
 
 def _raw(file: Path) -> bytes:

@@ -117,7 +117,7 @@ class AtRest:
         return self._names.get(who, who)
 
     def now_ms(self) -> int:
-        from interlock.store.homes import home_at
+        from interlock.api.homes import home_at
 
         return home_at(self._path).now_ms(self._reader)
 

@@ -96,6 +96,15 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
     return unit
 
 
+def lift_changed(transaction: Transaction, ref: str) -> str | None:
+    """Release a definition that had changed; returns its digest, or None if it was not held for that."""
+    held = table.held(transaction, ref)
+    if held is None or not held.reason.startswith(DEFINITION_CHANGED):
+        return None
+    table.lift(transaction, held.digest, transaction.now_ms)
+    return held.digest
+
+
 def every_entry(reader: Reader) -> list[Quarantined]:
     """Everything that is or was in quarantine, by time."""
     return [Quarantined._make(row) for row in table.entries(reader)]

@@ -27,7 +27,6 @@ from interlock.data.canonical import digest, encode
 from interlock.data.schema import Json
 from interlock.registry import admission, quarantine
 from interlock.registry.admission import Evidence
-from interlock.store import quarantine as stored_quarantine
 from interlock.store import records
 from interlock.store import tools as stored_tools
 from interlock.store import upstreams as store
@@ -412,11 +411,9 @@ def _differs(one: Offered, before: Pinned | None) -> bool:
 
 def _lift(transaction: Transaction, ref: str, by: str) -> None:
     """Release a definition from quarantine, because a person found it to be what was admitted."""
-    held = stored_quarantine.held(transaction, ref)
-    if held is None or not held.reason.startswith(_CHANGED):
-        return
-    stored_quarantine.lift(transaction, held.digest, transaction.now_ms)
-    note(transaction, ref, "tool.quarantine_lifted", digest=held.digest, by=by)
+    lifted = quarantine.lift_changed(transaction, ref)
+    if lifted is not None:
+        note(transaction, ref, "tool.quarantine_lifted", digest=lifted, by=by)
 
 
 def _store(transaction: Transaction, known: Upstream, *, new: bool) -> None:

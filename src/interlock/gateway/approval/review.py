@@ -99,6 +99,10 @@ class Reviews:
         """Whether a local person has stated that nobody else decides on this machine."""
         return await self._journal.read(lambda reader: is_alone(reader, by))
 
+    async def must_leave(self, by: Caller) -> bool:
+        """Whether this is a local person who has to leave decisions on their own calls to others."""
+        return can_be_alone(by) and not await self.is_alone(by)
+
     async def state_alone(self, *, by: Caller, alone: bool, reason: str) -> list[str]:
         """Record that a local person decides alone on this machine, or no longer does.
 

@@ -32,14 +32,14 @@ UNCACHED_US = 200.0
 
 
 async def run(plan: Plan) -> list[Table]:
-    async with ours.opened("batched") as lock:
-        token = await _token(lock)
-        calls = await _calls(lock, token, plan)
-        cached = await _cached(lock, token, plan)
+    async with ours.opened("batched") as app:
+        token = await _token(app)
+        calls = await _calls(app, token, plan)
+        cached = await _cached(app, token, plan)
         return [
             _added(calls, cached),
-            goals(await _against_peers(lock, token, plan), ", with a token of three links"),
-            *await _decisions(lock, plan),
+            goals(await _against_peers(app, token, plan), ", with a token of three links"),
+            *await _decisions(app, plan),
             await _rates(plan),
         ]
 
@@ -62,44 +62,44 @@ async def _against_peers(batched: Interlock, token: str, plan: Plan) -> dict[str
     return figures
 
 
-async def _token(lock: Interlock) -> str:
+async def _token(app: Interlock) -> str:
     """A token for an agent that acts for an agent that acts for a person."""
     names = {"alice": "human", "planner": "agent", "scout": "agent"}
     dids = {name: make_did_key(make_private("EdDSA").public_key()) for name in names}
     for name, kind in names.items():
-        await lock.identities.register(Identity(did=dids[name], kind=kind, name=name), by="bench")  # pyright: ignore[reportArgumentType] - literals
-    lock.issuer_keys.init()
-    token = await lock.tokens.issue(subject=dids["planner"], user=dids["alice"], by=lock.caller)
-    return await lock.tokens.delegate(token, subject=dids["scout"], ttl_s=600, by=lock.caller)
+        await app.identities.register(Identity(did=dids[name], kind=kind, name=name), by="bench")  # pyright: ignore[reportArgumentType] - literals
+    app.issuer_keys.init()
+    token = await app.tokens.issue(subject=dids["planner"], user=dids["alice"], by=app.caller)
+    return await app.tokens.delegate(token, subject=dids["scout"], ttl_s=600, by=app.caller)
 
 
-async def _calls(lock: Interlock, token: str, plan: Plan) -> dict[str, Figure]:
+async def _calls(app: Interlock, token: str, plan: Plan) -> dict[str, Figure]:
     address, arguments = f"bench.{SMALL.function.__name__}", SMALL.arguments
     return await compare(
         [
-            Contender(name=LOCAL, call=lambda: lock.call(address, arguments), settle=lock.journal.drain),
-            Contender(name=TOKEN, call=lambda: lock.call(address, arguments, token=token), settle=lock.journal.drain),
+            Contender(name=LOCAL, call=lambda: app.call(address, arguments), settle=app.journal.drain),
+            Contender(name=TOKEN, call=lambda: app.call(address, arguments, token=token), settle=app.journal.drain),
         ],
         plan,
     )
 
 
-async def _cached(lock: Interlock, token: str, plan: Plan) -> Figure:
+async def _cached(app: Interlock, token: str, plan: Plan) -> Figure:
     """The token found and checked, and the decision found: all that authority does in a call that came before."""
-    contract = (await lock.catalog.resolve("bench.add", None)).contract
-    caller = await lock.caller_of(token)
+    contract = (await app.catalog.resolve("bench.add", None)).contract
+    caller = await app.caller_of(token)
 
     async def decide() -> Any:
-        found = lock.tokens.verifier.known(token)
+        found = app.tokens.verifier.known(token)
         assert found is not None
         assert found.capability is not None
-        lock.tokens.verifier.check(found.capability)
+        app.tokens.verifier.check(found.capability)
         found.capability.covers("bench.add", "1.0.0")
         now_ms = time.time_ns() // 10**6
         question = Question(
             found, contract, contract.digest, SMALL.arguments, "invoke", "", "library", None, (0, 0), now_ms
         )
-        return lock.policy.cached(question) or lock.policy.judge(question)
+        return app.policy.cached(question) or app.policy.judge(question)
 
     assert caller.capability is not None
     return (await compare([Contender(name="cached", call=decide)], plan))["cached"]
@@ -117,8 +117,8 @@ def _added(calls: dict[str, Figure], cached: Figure) -> Table:
     return Table("What authority adds", ("", "CPU µs", "quartiles", "goal", ""), rows)
 
 
-async def _decisions(lock: Interlock, plan: Plan) -> list[Table]:
-    contract = (await lock.catalog.resolve("bench.add", None)).contract
+async def _decisions(app: Interlock, plan: Plan) -> list[Table]:
+    contract = (await app.catalog.resolve("bench.add", None)).contract
     rows: list[tuple[str, ...]] = []
     for count in (10, 100, 1_000, 10_000):
         with tempfile.TemporaryDirectory(prefix="interlock-bench-") as directory:
@@ -178,13 +178,13 @@ async def _rates(plan: Plan) -> Table:
     subject = make_did_key(make_private("EdDSA").public_key())
     algorithms: tuple[Algorithm, ...] = ("RS256", "EdDSA", "ES256")
     for algorithm in algorithms:
-        async with ours.opened("durable") as lock:  # a home knows the key that signs for it
-            lock.issuer_keys.init(algorithm)
-            await lock.identities.register(Identity(did=subject, kind="agent", name="rated"), by="bench")
-            tokens = lock.tokens
+        async with ours.opened("durable") as app:  # a home knows the key that signs for it
+            app.issuer_keys.init(algorithm)
+            await app.identities.register(Identity(did=subject, kind="agent", name="rated"), by="bench")
+            tokens = app.tokens
             count = 50 if plan.quick else 300
             began = time.process_time()
-            issued = [await tokens.issue(subject=subject, by=lock.caller) for _ in range(count)]
+            issued = [await tokens.issue(subject=subject, by=app.caller) for _ in range(count)]
             issue_us = (time.process_time() - began) / count * 1e6
             began = time.process_time()
             for token in issued:

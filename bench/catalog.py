@@ -26,44 +26,44 @@ async def run(plan: Plan) -> list[Table]:
     field: list[Contender] = []
     async with AsyncExitStack() as stack:
         for size in SIZES:
-            lock = await stack.enter_async_context(ours.opened("batched"))
-            await fill(lock, size)
-            field.extend(_ways(lock, size))
+            app = await stack.enter_async_context(ours.opened("batched"))
+            await fill(app, size)
+            field.extend(_ways(app, size))
         for contender in field:
             await contender.check(SMALL.expected)
         figures = await compare(field, plan)
     return [flat.table("Registered tools", "tools", SIZES, (WARM, COLD, COLD_BARE), figures)]
 
 
-def _ways(lock: Interlock, size: int) -> list[Contender]:
+def _ways(app: Interlock, size: int) -> list[Contender]:
     async def call_anew(tool: str) -> object:
-        await lock.catalog.forget()
-        return await lock.call(tool, SMALL.arguments)
+        await app.catalog.forget()
+        return await app.call(tool, SMALL.arguments)
 
     def cold(way: str, tool: str) -> Contender:
         return Contender(
             name=flat.name(way, size),
             call=lambda: call_anew(tool),
-            settle=lock.journal.drain,
+            settle=app.journal.drain,
             answer=lambda result: result.unwrap(),
         )
 
     return [
-        ours.contender(lock, SMALL, flat.name(WARM, size)),
+        ours.contender(app, SMALL, flat.name(WARM, size)),
         cold(COLD, "bench.add"),
         cold(COLD_BARE, "add"),
     ]
 
 
-async def fill(lock: Interlock, size: int) -> None:
+async def fill(app: Interlock, size: int) -> None:
     """Publish copies of the small tool until so many are registered. Nothing is bound to them: nobody calls them."""
     pattern = ours.declared(SMALL).manifest
     for number in range(size - len(PAYLOADS)):
         manifest = pattern.model_copy(update={"tool_id": f"copy_{number}"})
         content = digest(manifest.document())
         pretend = Evidence(content, True, "bench", "")
-        lock.journal.post(admission.publish(manifest, content, "library:", pretend, "bench"))
-    await lock.journal.drain()
-    [(found,)] = lock.journal.reader.all("SELECT count(*) FROM tool_version")
+        app.journal.post(admission.publish(manifest, content, "library:", pretend, "bench"))
+    await app.journal.drain()
+    [(found,)] = app.journal.reader.all("SELECT count(*) FROM tool_version")
     if found != size:
         raise SystemExit(f"{found} tools were registered, not {size}")

@@ -54,15 +54,15 @@ def _home(place: Path, name: str) -> Path:
 async def _fill(home: Path, tools: int) -> None:
     """Publish copies of the payloads' tools. Nothing is bound to them: they are listed, not called."""
     manifests = [ours.declared(payload).manifest for payload in PAYLOADS]
-    async with Interlock.open(home) as lock:
+    async with Interlock.open(home) as app:
         for count in range(tools):
             manifest = manifests[count % len(manifests)].model_copy(update={"tool_id": f"copy_{count}"})
             content = digest(manifest.document())
             pretend = Evidence(content, True, "bench", "")
-            lock.journal.post(admission.publish(manifest, content, "library:", pretend, "bench"))
+            app.journal.post(admission.publish(manifest, content, "library:", pretend, "bench"))
             if count % _AT_ONCE == 0:
-                await lock.journal.drain()
-        await lock.journal.drain()
+                await app.journal.drain()
+        await app.journal.drain()
 
 
 def listers(stack: ExitStack, place: Path, names: Sequence[str] = LISTS) -> list[Subject]:

@@ -24,10 +24,10 @@ async def run(plan: Plan) -> list[Table]:
         for size in sizes:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-bench-")))
             await prepare(home, size)
-            lock = await stack.enter_async_context(Interlock.open(home))
-            await lock.add(ours.declared(SMALL))
-            field.append(ours.contender(lock, SMALL, flat.name(LONE, size)))
-            field.append(ours.contender(lock, SMALL, flat.name(MANY, size), ours.MANY))
+            app = await stack.enter_async_context(Interlock.open(home))
+            await app.add(ours.declared(SMALL))
+            field.append(ours.contender(app, SMALL, flat.name(LONE, size)))
+            field.append(ours.contender(app, SMALL, flat.name(MANY, size), ours.MANY))
         for contender in field:
             await contender.check(SMALL.expected)
         figures = await compare(field, plan)
@@ -37,7 +37,7 @@ async def run(plan: Plan) -> list[Table]:
 
 async def prepare(home: Path, rows: int) -> None:
     """A home with one tool, one real call, and copies of its record."""
-    async with Interlock.open(home) as lock:
-        await lock.add(ours.declared(SMALL))
-        await ours.contender(lock, SMALL, "first").check(SMALL.expected)
+    async with Interlock.open(home) as app:
+        await app.add(ours.declared(SMALL))
+        await ours.contender(app, SMALL, "first").check(SMALL.expected)
     ledger.fill(Home(home), rows)

@@ -26,18 +26,18 @@ def declared(payload: Payload) -> Tool[..., Any]:
 async def opened(audit: Literal["durable", "batched"]) -> AsyncGenerator[Interlock]:
     """A new home with every payload's tool in it, removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="interlock-bench-") as home:
-        async with Interlock.open(home, audit=audit) as lock:
-            await lock.add(*map(declared, PAYLOADS))
-            yield lock
+        async with Interlock.open(home, audit=audit) as app:
+            await app.add(*map(declared, PAYLOADS))
+            yield app
 
 
-def contender(lock: Interlock, payload: Payload, name: str, callers: int = 1, *, token: str | None = None) -> Contender:
+def contender(app: Interlock, payload: Payload, name: str, callers: int = 1, *, token: str | None = None) -> Contender:
     """Calls of a payload through all six phases, until their records are on disk."""
     address, arguments = f"bench.{payload.function.__name__}", payload.arguments
     return Contender(
         name=name,
-        call=lambda: lock.call(address, arguments, token=token),
+        call=lambda: app.call(address, arguments, token=token),
         callers=callers,
-        settle=lock.journal.drain,
+        settle=app.journal.drain,
         answer=lambda result: result.unwrap(),
     )

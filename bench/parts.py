@@ -31,10 +31,10 @@ REST = "everything else: deciding, bounding, counting, telling"
 async def run(plan: Plan) -> list[Table]:
     found: dict[str, list[float]] = {}
     goals: list[tuple[str, ...]] = []
-    async with ours.opened("durable") as lock:
+    async with ours.opened("durable") as app:
         for payload in PAYLOADS:
             theirs = [one for one in await peers.contenders(payload) if one.name in (peers.LANGCHAIN, peers.MANAGER)]
-            field = await _contenders(lock, payload)
+            field = await _contenders(app, payload)
             figures = {name: figure.us for name, figure in (await compare([*field, *theirs], plan)).items()}
             whole, parts = figures[WHOLE], sum(figures[one.name] for one in field) - figures[WHOLE]
             for one in field[:-1]:
@@ -56,12 +56,12 @@ def _goal(payload: Payload, goal: calls.Goal, figures: dict[str, float], parts: 
     return words, payload.name, number(allowed), number(parts), f"{allowed - parts:.1f}"
 
 
-async def _contenders(lock: Interlock, payload: Payload) -> list[Contender]:
-    whole = ours.contender(lock, payload, WHOLE, ours.MANY)
+async def _contenders(app: Interlock, payload: Payload) -> list[Contender]:
+    whole = ours.contender(app, payload, WHOLE, ours.MANY)
     result = await whole.call()
-    await lock.journal.drain()
-    [(body,)] = lock.journal.reader.all("SELECT body FROM journal WHERE call = ?", (result.invocation_id,))
-    tool = await lock.catalog.prepared(f"bench.{payload.function.__name__}", None)
+    await app.journal.drain()
+    [(body,)] = app.journal.reader.all("SELECT body FROM journal WHERE call = ?", (result.invocation_id,))
+    tool = await app.catalog.prepared(f"bench.{payload.function.__name__}", None)
     redactor = Redactor().for_schema(tool.contract.output.document)
     given, given_back = payload.arguments, payload.expected
     return [
@@ -74,9 +74,9 @@ async def _contenders(lock: Interlock, payload: Payload) -> list[Contender]:
         _part("the output searched for what is private", lambda: redactor.apply(given_back)),
         Contender(
             name=RECORD,
-            call=lambda: lock.journal.append("closed", result.invocation_id, body),
+            call=lambda: app.journal.append("closed", result.invocation_id, body),
             callers=ours.MANY,
-            settle=lock.journal.drain,
+            settle=app.journal.drain,
         ),
         whole,
     ]

@@ -245,10 +245,10 @@ async def _measure(field: list[Contender], plan: Plan, server: Server, rounds: i
 
 async def _prepare(home: Path, address: str) -> None:
     """A data directory with the tools, and one read and one write on record."""
-    async with Interlock.open(home, store=address) as lock:
-        await lock.add(look, post)
-        (await lock.call("scale.post", {"name": "first"}, key="first")).unwrap()
-        (await lock.call("scale.look", {"name": "first"})).unwrap()
+    async with Interlock.open(home, store=address) as app:
+        await app.add(look, post)
+        (await app.call("scale.post", {"name": "first"}, key="first")).unwrap()
+        (await app.call("scale.look", {"name": "first"})).unwrap()
 
 
 @asynccontextmanager

@@ -27,18 +27,18 @@ Work = Callable[[], Awaitable[Any]]
 async def interlock(address: str, home: str) -> AsyncGenerator[dict[str, Work]]:
     """Governed calls: a read is answered when its record is durable, a write has a key of its own."""
     # A release that is compared with this one may have no other store than SQLite.
-    async with Interlock.open(home, store=address) if address else Interlock.open(home) as lock:
-        await lock.add(look, post)
+    async with Interlock.open(home, store=address) if address else Interlock.open(home) as app:
+        await app.add(look, post)
         numbers = itertools.count()
 
         async def read() -> None:
-            (await lock.call("scale.look", {"name": "a"})).unwrap()
+            (await app.call("scale.look", {"name": "a"})).unwrap()
 
         async def write() -> None:
             name = f"{os.getpid()}-{next(numbers)}"
-            (await lock.call("scale.post", {"name": name}, key=name)).unwrap()
+            (await app.call("scale.post", {"name": name}, key=name)).unwrap()
 
-        yield {"read": read, "write": write, "settle": lock.journal.drain}
+        yield {"read": read, "write": write, "settle": app.journal.drain}
 
 
 @asynccontextmanager

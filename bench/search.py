@@ -203,15 +203,15 @@ def _speed(quick: bool) -> Table:
 
 
 def _whole(quick: bool) -> Table:
-    """The same for the whole of `lock.search`: the tools of a caller, the index, and the policy about each hit."""
+    """The same for the whole of `app.search`: the tools of a caller, the index, and the policy about each hit."""
     size, goal = WHOLE
     command = [sys.executable, "-m", "bench.search_whole", str(size), "100" if quick else "400"]
     # With as many threads as numpy starts, as in a program of a user: those count too.
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     first50, first95, again50, again95, added, retired = (f"{float(one):.2f}" for one in said)
     rows = [
-        (f"{size:,} tools", "lock.search, p95 ms", again95, f"{goal:g}", verdict(float(again95) <= goal)),
-        (f"{size:,} tools", "lock.search, p50 ms", again50, "", ""),
+        (f"{size:,} tools", "app.search, p95 ms", again95, f"{goal:g}", verdict(float(again95) <= goal)),
+        (f"{size:,} tools", "app.search, p50 ms", again50, "", ""),
         (f"{size:,} tools", "a first request, p95 ms", first95, f"{goal:g}", verdict(float(first95) <= goal)),
         (f"{size:,} tools", "a first request, p50 ms", first50, "", ""),
         (
@@ -230,7 +230,7 @@ def _whole(quick: bool) -> Table:
         ),
     ]
     note = "With a policy of 20 rules. CPU time of the process; half of the requests are tasks of several sentences."
-    return Table("Speed of lock.search", ("catalog", "what", "found", "goal", "verdict"), rows, note)
+    return Table("Speed of app.search", ("catalog", "what", "found", "goal", "verdict"), rows, note)
 
 
 def choice_table(rounds: int = 200) -> Table:

@@ -1,4 +1,4 @@
-"""`search`: the whole of `lock.search`, with the tools of one caller and the policy, in a process of its own.
+"""`search`: the whole of `app.search`, with the tools of one caller and the policy, in a process of its own.
 
 Started as `python -m bench.search_whole TOOLS REQUESTS`, it prints six figures in ms of CPU time: the first search
 with each request (p50, p95), the same again (p50, p95), and how much longer a search takes after a change of the
@@ -37,39 +37,39 @@ async def measure(tools: int, requests: int) -> list[float]:
     found = [one for folder in sets.found() for one in sets.load(folder).entries]
     queries = [one.text for folder in sets.found() for one in islice(sets.load(folder).queries, requests // 2)]
     with TemporaryDirectory(prefix="interlock-bench-") as name:
-        async with Interlock.open(Path(name), housekeeping=False) as lock:
-            lock.policy.path.write_text(lock.policy.path.read_text() + _rules())
+        async with Interlock.open(Path(name), housekeeping=False) as app:
+            app.policy.path.write_text(app.policy.path.read_text() + _rules())
             for number in range(tools):
-                lock.journal.post(_publication(found[number % len(found)], number))
+                app.journal.post(_publication(found[number % len(found)], number))
                 if number % _AT_ONCE == 0:
-                    await lock.journal.drain()
-            await lock.journal.drain()
-            await lock.catalog.forget()
-            await lock.search("anything at all")  # it makes the index
-            first, again = [await _timed(lock, queries) for _ in range(2)]
+                    await app.journal.drain()
+            await app.journal.drain()
+            await app.catalog.forget()
+            await app.search("anything at all")  # it makes the index
+            first, again = [await _timed(app, queries) for _ in range(2)]
             added = [_publication(found[number % len(found)], tools + number) for number in range(_CHANGES)]
             retired = [deprecate(f"bench.tool_{number}", "1.0.0", by="bench") for number in range(_CHANGES)]
-            changed = [median([await _after(lock, one, queries[0]) for one in units]) for units in (added, retired)]
+            changed = [median([await _after(app, one, queries[0]) for one in units]) for units in (added, retired)]
             return [first[9], first[18], again[9], again[18], *changed]
 
 
-async def _timed(lock: Interlock, queries: Sequence[str]) -> list[float]:
+async def _timed(app: Interlock, queries: Sequence[str]) -> list[float]:
     taken: list[float] = []
     for query in queries:
         began = time.process_time()
-        await lock.search(query)
+        await app.search(query)
         taken.append(1000 * (time.process_time() - began))
     return quantiles(taken, n=20)
 
 
-async def _after(lock: Interlock, change: Unit[Any], query: str) -> float:
+async def _after(app: Interlock, change: Unit[Any], query: str) -> float:
     """How much longer a search takes than the next one if a change was committed before it, with noticing that."""
-    await lock.journal.commit(change)
+    await app.journal.commit(change)
     began = time.process_time()
-    await lock.journal.changes.look()
-    await lock.search(query)
+    await app.journal.changes.look()
+    await app.search(query)
     then = time.process_time()
-    await lock.search(query)
+    await app.search(query)
     return 1000 * (then - began - (time.process_time() - then))
 
 

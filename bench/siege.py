@@ -107,12 +107,12 @@ from interlock.doors.mcp import McpDoor
 from interlock.api.service import Service
 
 async def main() -> None:
-    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
+    async with Interlock.open(sys.argv[1], housekeeping=False) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
+            app.catalog.attach(one)
         collect_seldom()
         exempt_loaded_modules()
-        await McpDoor(Service(lock)).run_stdio()
+        await McpDoor(Service(app)).run_stdio()
 
 asyncio.run(main())
 """
@@ -313,15 +313,15 @@ async def _served(home: str) -> AsyncGenerator[tuple[Target, list[str]]]:
 
 def _serve(home: str, told: Any) -> None:
     async def serve() -> None:
-        async with Interlock.open(Path(home), housekeeping=False) as lock:
-            await lock.add(*TOOLS)
-            lock.issuer_keys.init("EdDSA")
+        async with Interlock.open(Path(home), housekeeping=False) as app:
+            await app.add(*TOOLS)
+            app.issuer_keys.init("EdDSA")
             tokens: list[str] = []
             for name in ("honest", "hostile"):
-                await lock.identities.register(Identity(did=f"did:web:{name}.example", name=name), by="bench")
+                await app.identities.register(Identity(did=f"did:web:{name}.example", name=name), by="bench")
                 grants = [ToolGrant("siege.*")]
-                tokens.append(await lock.tokens.issue(subject=f"did:web:{name}.example", tools=grants, by=lock.caller))
-            async with serving(Service(lock), Listening(port=0, grpc_port=0)) as server:
+                tokens.append(await app.tokens.issue(subject=f"did:web:{name}.example", tools=grants, by=app.caller))
+            async with serving(Service(app), Listening(port=0, grpc_port=0)) as server:
                 await server.warm()
                 exempt_loaded_modules()
                 assert server.grpc_port is not None

@@ -42,7 +42,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "Fixtures for pytest": (
         "interlock.pytest_plugin.interlock_app",
         "interlock.pytest_plugin.interlock_client",
-        "interlock.testing.lock",
+        "interlock.testing.app",
         "interlock.testing.FakeClock",
     ),
 }

@@ -299,8 +299,8 @@ def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
 async def prepared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home in which the sample tools are admitted; tests work on copies."""
     home = tmp_path_factory.mktemp("prepared")
-    async with Interlock.open(home) as lock:
-        await lock.add(*TOOLS)
+    async with Interlock.open(home) as app:
+        await app.add(*TOOLS)
     return home
 
 
@@ -311,7 +311,7 @@ def home(prepared_home: Path, tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture
-async def lock(home: Path) -> AsyncGenerator[Interlock]:
+async def app(home: Path) -> AsyncGenerator[Interlock]:
     async with Interlock.open(home) as opened:
         for one in TOOLS:
             opened.catalog.attach(one)

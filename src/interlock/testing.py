@@ -1,10 +1,10 @@
-"""For tests of your own tools: `from interlock.testing import lock` gives a fixture with an empty Interlock.
+"""For tests of your own tools: `from interlock.testing import app` gives a fixture with an empty Interlock.
 
-    from interlock.testing import lock
+    from interlock.testing import app
 
-    async def test_adding(lock):
-        await lock.add(add)
-        assert (await lock.call("demo.add", a=1, b=2)).unwrap() == 3
+    async def test_adding(app):
+        await app.add(add)
+        assert (await app.call("demo.add", a=1, b=2)).unwrap() == 3
 
 Needs pytest and pytest-asyncio. `FakeClock` is a clock that moves when told to.
 """
@@ -23,7 +23,7 @@ from interlock.core.clock import Clock
 
 
 @pytest_asyncio.fixture
-async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
+async def app(tmp_path: Path) -> AsyncGenerator[Interlock]:
     """An Interlock over a data directory of this test's own."""
     async with Interlock.open(tmp_path / "home") as opened:
         yield opened

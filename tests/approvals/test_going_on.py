@@ -88,16 +88,16 @@ def clock() -> FakeClock:
 
 
 @pytest_asyncio.fixture
-async def lock(tmp_path: Path, clock: FakeClock) -> AsyncGenerator[Interlock]:
+async def app(tmp_path: Path, clock: FakeClock) -> AsyncGenerator[Interlock]:
     async with opened(tmp_path / "home", clock) as made:
         await admit(made, publish, linger)
         yield made
 
 
-async def approved(lock: Interlock, called: str, /, **arguments: Any) -> str:
+async def approved(app: Interlock, called: str, /, **arguments: Any) -> str:
     """The ticket of a call that a person has agreed to and that has not run."""
-    pending = await lock.call(called, key="k", **arguments)
-    await lock.approvals.approve(ticket_of(pending), by=BEN)
+    pending = await app.call(called, key="k", **arguments)
+    await app.approvals.approve(ticket_of(pending), by=BEN)
     return ticket_of(pending)
 
 
@@ -109,16 +109,16 @@ async def approved(lock: Interlock, called: str, /, **arguments: Any) -> str:
     ("now", "refused"), [(2, "E3410 CONFLICT"), (None, "E3410 CONFLICT"), (1, None)], ids=["changed", "gone", "same"]
 )
 async def test_a_precondition_is_checked_again_after_the_approval(
-    lock: Interlock, clock: FakeClock, now: int | None, refused: str | None
+    app: Interlock, clock: FakeClock, now: int | None, refused: str | None
 ) -> None:
     versions["plan"] = 1
-    ticket = await approved(lock, "demo.publish", name="plan", seen="1")
+    ticket = await approved(app, "demo.publish", name="plan", seen="1")
     clock.advance(3600)
     if now is None:
         del versions["plan"]
     else:
         versions["plan"] = now
-    result = await lock.approved_calls.resume(ticket)
+    result = await app.approved_calls.resume(ticket)
     if refused is None:
         assert (result.unwrap(), published) == ("plan", ["plan"])
         return
@@ -126,21 +126,21 @@ async def test_a_precondition_is_checked_again_after_the_approval(
     assert f"{result.error.code} {result.error.row.error_code}" == refused
     assert published == []
     # It was good for one attempt at that state: whoever sends the call again asks a person again.
-    assert (await lock.approvals.show(ticket)).state == "USED"
-    again = await lock.call("demo.publish", name="plan", seen="1", key="k")
+    assert (await app.approvals.show(ticket)).state == "USED"
+    again = await app.call("demo.publish", name="plan", seen="1", key="k")
     assert ticket_of(again) != ticket
     assert published == []
 
 
 @pytest.mark.proves("HITL-10")
 async def test_a_document_that_must_be_there_and_is_gone_after_the_approval_is_a_failed_precondition(
-    lock: Interlock, clock: FakeClock
+    app: Interlock, clock: FakeClock
 ) -> None:
     versions["plan"] = 1
-    ticket = await approved(lock, "demo.publish", name="plan", seen="*")
+    ticket = await approved(app, "demo.publish", name="plan", seen="*")
     clock.advance(3600)
     del versions["plan"]
-    result = await lock.approved_calls.resume(ticket)
+    result = await app.approved_calls.resume(ticket)
     assert result.error is not None
     assert (result.error.code, result.error.row.error_code) == ("E3411", "PRECONDITION_FAILED")
     assert published == []
@@ -150,19 +150,19 @@ async def test_a_document_that_must_be_there_and_is_gone_after_the_approval_is_a
 
 
 @pytest.mark.proves("HITL-10")
-async def test_waiting_takes_none_of_the_time_that_the_call_has(lock: Interlock, clock: FakeClock) -> None:
-    ticket = await approved(lock, "demo.linger", to="carl")
+async def test_waiting_takes_none_of_the_time_that_the_call_has(app: Interlock, clock: FakeClock) -> None:
+    ticket = await approved(app, "demo.linger", to="carl")
     clock.advance(3 * 3600)  # the tool has 4 s
-    assert (await lock.approved_calls.resume(ticket)).ok
+    assert (await app.approved_calls.resume(ticket)).ok
     assert left_s == [4.0]
 
 
 @pytest.mark.proves("HITL-10")
-async def test_a_call_that_goes_on_ends_when_its_time_is_up(lock: Interlock, clock: FakeClock) -> None:
-    pending = await lock.call("demo.linger", to="carl", forever=True, key="k", timeout_s=0.25)
-    await lock.approvals.approve(ticket_of(pending), by=BEN)
+async def test_a_call_that_goes_on_ends_when_its_time_is_up(app: Interlock, clock: FakeClock) -> None:
+    pending = await app.call("demo.linger", to="carl", forever=True, key="k", timeout_s=0.25)
+    await app.approvals.approve(ticket_of(pending), by=BEN)
     clock.advance(3 * 3600)
-    going_on = asyncio.create_task(lock.approved_calls.resume(ticket_of(pending)))
+    going_on = asyncio.create_task(app.approved_calls.resume(ticket_of(pending)))
     await until(lambda: left_s)
     clock.advance(0.25)
     async with asyncio.timeout(60):
@@ -172,38 +172,38 @@ async def test_a_call_that_goes_on_ends_when_its_time_is_up(lock: Interlock, clo
 
 @pytest.mark.proves("HITL-10")
 async def test_a_call_whose_callers_own_deadline_passed_while_it_waited_does_not_start(
-    lock: Interlock, clock: FakeClock
+    app: Interlock, clock: FakeClock
 ) -> None:
     until_then = Deadline(at=clock.monotonic_s + 4)
-    pending = await lock.call("demo.mail", to="carl", key="k", deadline=until_then)
-    await lock.approvals.approve(ticket_of(pending), by=BEN)
+    pending = await app.call("demo.mail", to="carl", key="k", deadline=until_then)
+    await app.approvals.approve(ticket_of(pending), by=BEN)
     clock.advance(4)
-    late = await lock.call("demo.mail", to="carl", key="k", deadline=until_then)
+    late = await app.call("demo.mail", to="carl", key="k", deadline=until_then)
     assert (code(late), outbox.sent) == ("E3402", [])
 
 
 @pytest.mark.proves("HITL-10")
 async def test_a_budget_that_is_used_up_while_a_call_waits_stops_it(tmp_path: Path, clock: FakeClock) -> None:
-    async with opened(tmp_path / "home", clock, budgets=[{"per": "tenant", "limit": 1.0}]) as lock:
-        await admit(lock, linger)
-        first = await lock.call("demo.linger", to="carl", key="1")
-        second = await lock.call("demo.linger", to="dora", key="2")
+    async with opened(tmp_path / "home", clock, budgets=[{"per": "tenant", "limit": 1.0}]) as app:
+        await admit(app, linger)
+        first = await app.call("demo.linger", to="carl", key="1")
+        second = await app.call("demo.linger", to="dora", key="2")
         for pending in (first, second):
-            await lock.approvals.approve(ticket_of(pending), by=BEN)
-        assert (await lock.approved_calls.resume(ticket_of(first))).ok
-        refused = await lock.approved_calls.resume(ticket_of(second))
+            await app.approvals.approve(ticket_of(pending), by=BEN)
+        assert (await app.approved_calls.resume(ticket_of(first))).ok
+        refused = await app.approved_calls.resume(ticket_of(second))
         assert code(refused) == "E3210"
         assert outbox.sent == [("carl", "")]
 
 
 @pytest.mark.proves("HITL-10")
-async def test_silence_ends_a_call_with_approval_rejected(lock: Interlock, clock: FakeClock) -> None:
-    pending = await lock.call("demo.mail", to="carl", key="k")
+async def test_silence_ends_a_call_with_approval_rejected(app: Interlock, clock: FakeClock) -> None:
+    pending = await app.call("demo.mail", to="carl", key="k")
     clock.advance(DAY)
-    await lock.approvals.sweep()
-    [closed] = [one for one in records(lock, kind="closed") if one["call"] == pending.invocation_id]
+    await app.approvals.sweep()
+    [closed] = [one for one in records(app, kind="closed") if one["call"] == pending.invocation_id]
     assert closed["error_class"] == "approval_rejected"
-    for result in (await lock.wait(pending), await lock.call("demo.mail", to="carl", key="k")):
+    for result in (await app.wait(pending), await app.call("demo.mail", to="carl", key="k")):
         assert result.error is not None
         assert (result.state, result.error.code, result.error.row.error_class) == (
             "denied", "E3209", "approval_rejected",
@@ -220,63 +220,63 @@ def sha256(value: Json) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def rewriting(lock: Interlock) -> list[str]:
+def rewriting(app: Interlock) -> list[str]:
     """A hook that sends every mail to the name in the list."""
     name = ["xaver"]
 
     def update(_: Seen) -> HookResult:
         return HookResult(updated_input={"to": name[0], "note": "none"})
 
-    lock.hook(Hook(id="rewrite", when="pre", tools="demo.mail", run=update))
+    app.hook(Hook(id="rewrite", when="pre", tools="demo.mail", run=update))
     return name
 
 
 @pytest.mark.proves("HITL-08")
-async def test_an_approval_is_of_the_input_as_the_hooks_left_it(lock: Interlock) -> None:
-    rewriting(lock)
-    ticket = await ask(lock, to="carl")
-    shown = (await lock.approvals.show(ticket)).document()
+async def test_an_approval_is_of_the_input_as_the_hooks_left_it(app: Interlock) -> None:
+    rewriting(app)
+    ticket = await ask(app, to="carl")
+    shown = (await app.approvals.show(ticket)).document()
     seen = sha256({"to": "xaver", "note": "none"})
     assert (shown["params"]["to"], shown["input_digest"]) == ("xaver", seen)
     assert [change["resource"] for change in shown["preview"]["predicted_effects"]] == ["mail:xaver"]
-    await lock.approvals.approve(ticket, by=BEN)
-    [agreed] = [one for one in records(lock, kind="approval") if one["act"] == "approved"]
+    await app.approvals.approve(ticket, by=BEN)
+    [agreed] = [one for one in records(app, kind="approval") if one["act"] == "approved"]
     assert agreed["digest"] == seen
-    assert (await lock.approved_calls.resume(ticket)).ok
+    assert (await app.approved_calls.resume(ticket)).ok
     assert outbox.sent == [("xaver", "none")]
     # The caller's own input stays on record as it was sent.
-    [intent] = records(lock, kind="intent")
+    [intent] = records(app, kind="intent")
     assert (intent["approvalTicketId"], intent["inputHash"]) == (ticket, sha256({"to": "carl"}))
-    assert (await lock.approvals.show(ticket)).document()["input_digest"] == seen
+    assert (await app.approvals.show(ticket)).document()["input_digest"] == seen
 
 
 @pytest.mark.proves("HITL-08")
 @pytest.mark.parametrize("goes_on", ["by the desk", "by its caller"])
-async def test_a_hook_that_changes_the_input_after_the_approval_voids_it(lock: Interlock, goes_on: str) -> None:
-    name = rewriting(lock)
-    ticket = await ask(lock, to="carl")
-    await lock.approvals.approve(ticket, by=BEN)
+async def test_a_hook_that_changes_the_input_after_the_approval_voids_it(app: Interlock, goes_on: str) -> None:
+    name = rewriting(app)
+    ticket = await ask(app, to="carl")
+    await app.approvals.approve(ticket, by=BEN)
     name[0] = "yvonne"
     if goes_on == "by the desk":
-        result = await lock.approved_calls.resume(ticket)
+        result = await app.approved_calls.resume(ticket)
     else:
-        result = await lock.call("demo.mail", to="carl", key="k")
+        result = await app.call("demo.mail", to="carl", key="k")
     assert ticket_of(result) != ticket
-    assert (await lock.approvals.show(ticket)).state == "VOID"
-    assert (await lock.approvals.show(ticket_of(result))).params["to"] == "yvonne"
+    assert (await app.approvals.show(ticket)).state == "VOID"
+    assert (await app.approvals.show(ticket_of(result))).params["to"] == "yvonne"
     assert outbox.sent == []
     # With the hook back as it was, the old approval is still void.
     name[0] = "xaver"
-    assert (await refusal(lock.approved_calls.resume(ticket))).code == "E3411"
-    assert (await lock.call("demo.mail", to="carl", key="k")).pending
+    assert (await refusal(app.approved_calls.resume(ticket))).code == "E3411"
+    assert (await app.call("demo.mail", to="carl", key="k")).pending
     assert outbox.sent == []
 
 
 @pytest.mark.proves("HITL-08")
-async def test_a_hook_that_is_added_after_the_approval_voids_it(lock: Interlock) -> None:
-    ticket = await ask(lock, to="carl")
-    await lock.approvals.approve(ticket, by=BEN)
-    rewriting(lock)
-    assert (await lock.approved_calls.resume(ticket)).pending
-    assert (await lock.approvals.show(ticket)).state == "VOID"
+async def test_a_hook_that_is_added_after_the_approval_voids_it(app: Interlock) -> None:
+    ticket = await ask(app, to="carl")
+    await app.approvals.approve(ticket, by=BEN)
+    rewriting(app)
+    assert (await app.approved_calls.resume(ticket)).pending
+    assert (await app.approvals.show(ticket)).state == "VOID"
     assert outbox.sent == []

@@ -42,55 +42,55 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def _notes(lock: Interlock) -> None:
+def _notes(app: Interlock) -> None:
     """A hook that writes a private note."""
 
     def run(seen: Seen) -> HookResult:
         return HookResult(updated_input={**seen.input, "note": CANARY})
 
-    lock.hook(Hook(id="notes", when="pre", run=run))
+    app.hook(Hook(id="notes", when="pre", run=run))
 
 
-async def _denied(lock: Interlock, _: FakeClock, pending: Result) -> None:
-    await lock.approvals.deny(ticket_of(pending), by=BEN)
+async def _denied(app: Interlock, _: FakeClock, pending: Result) -> None:
+    await app.approvals.deny(ticket_of(pending), by=BEN)
 
 
-async def _nobody_decided(lock: Interlock, clock: FakeClock, _: Result) -> None:
+async def _nobody_decided(app: Interlock, clock: FakeClock, _: Result) -> None:
     clock.advance(DAY)
-    await lock.approvals.sweep()
+    await app.approvals.sweep()
 
 
-async def _lapsed(lock: Interlock, clock: FakeClock, pending: Result) -> None:
-    await lock.approvals.approve(ticket_of(pending), by=BEN)
+async def _lapsed(app: Interlock, clock: FakeClock, pending: Result) -> None:
+    await app.approvals.approve(ticket_of(pending), by=BEN)
     clock.advance(DAY)
-    await lock.approvals.sweep()
+    await app.approvals.sweep()
 
 
-async def _void(lock: Interlock, _: FakeClock, pending: Result) -> None:
-    assert (await lock.call("demo.mail", {"to": "dora"}, key="k")).pending
+async def _void(app: Interlock, _: FakeClock, pending: Result) -> None:
+    assert (await app.call("demo.mail", {"to": "dora"}, key="k")).pending
 
 
-async def _void_after_a_yes(lock: Interlock, clock: FakeClock, pending: Result) -> None:
-    await lock.approvals.approve(ticket_of(pending), by=BEN)
-    await _void(lock, clock, pending)
+async def _void_after_a_yes(app: Interlock, clock: FakeClock, pending: Result) -> None:
+    await app.approvals.approve(ticket_of(pending), by=BEN)
+    await _void(app, clock, pending)
 
 
-async def _withdrawn(lock: Interlock, _: FakeClock, pending: Result) -> None:
-    assert await lock.approvals.withdraw(pending.invocation_id, by=lock.caller)
+async def _withdrawn(app: Interlock, _: FakeClock, pending: Result) -> None:
+    assert await app.approvals.withdraw(pending.invocation_id, by=app.caller)
 
 
-async def _passed_over(lock: Interlock, clock: FakeClock, pending: Result) -> None:
-    patterns = {"to": f"{(await _asked(lock, pending))['to'][0]}*", "note": "*"}
+async def _passed_over(app: Interlock, clock: FakeClock, pending: Result) -> None:
+    patterns = {"to": f"{(await _asked(app, pending))['to'][0]}*", "note": "*"}
     until = clock.now_ms + 60_000
-    await lock.standing_approvals.grant("demo.mail", by=BEN, caller=ANN, arguments=patterns, uses=1, expires_ms=until)
-    assert (await lock.call("demo.mail", await _asked(lock, pending), key="k")).ok
+    await app.standing_approvals.grant("demo.mail", by=BEN, caller=ANN, arguments=patterns, uses=1, expires_ms=until)
+    assert (await app.call("demo.mail", await _asked(app, pending), key="k")).ok
 
 
-async def _given_up(lock: Interlock, clock: FakeClock, pending: Result) -> None:
-    await lock.approvals.approve(ticket_of(pending), by=BEN)
-    lock.home.policy.write_text(lock.home.policy.read_text() + "\nforbid (principal, action, resource);\n")
+async def _given_up(app: Interlock, clock: FakeClock, pending: Result) -> None:
+    await app.approvals.approve(ticket_of(pending), by=BEN)
+    app.home.policy.write_text(app.home.policy.read_text() + "\nforbid (principal, action, resource);\n")
     clock.advance(1)
-    assert code(await lock.approved_calls.resume(ticket_of(pending))) == "E3206"
+    assert code(await app.approved_calls.resume(ticket_of(pending))) == "E3206"
 
 
 End = Callable[[Interlock, FakeClock, Result], Awaitable[None]]
@@ -107,8 +107,8 @@ ENDS: dict[str, tuple[End, str]] = {
 }
 
 
-async def _asked(lock: Interlock, pending: Result) -> Json:
-    return (await lock.inputs(pending.invocation_id)).model_input
+async def _asked(app: Interlock, pending: Result) -> Json:
+    return (await app.inputs(pending.invocation_id)).model_input
 
 
 @pytest.mark.proves("LIFE-05")
@@ -121,25 +121,25 @@ async def test_in_mode_always_a_call_that_ends_while_it_waits_for_a_person_keeps
     sent: Json,
 ) -> None:
     how, expected = ENDS[end]
-    async with opened(tmp_path / "home", clock, keep_inputs="always") as lock:
-        _notes(lock)
-        pending = await lock.call("demo.mail", sent, key="k")
-        waiting = await lock.inputs(pending.invocation_id)
-        await how(lock, clock, pending)
-        (closed,) = records(lock, pending.invocation_id)
+    async with opened(tmp_path / "home", clock, keep_inputs="always") as app:
+        _notes(app)
+        pending = await app.call("demo.mail", sent, key="k")
+        waiting = await app.inputs(pending.invocation_id)
+        await how(app, clock, pending)
+        (closed,) = records(app, pending.invocation_id)
         assert closed["error_code"] == expected
         assert closed["inputMutations"] == [
             {"source": "default", "pointer": "/note"},
             {"source": "hook:notes", "pointer": "/note"},
         ]
         assert CANARY not in str(closed)
-        found = await lock.inputs(pending.invocation_id)
+        found = await app.inputs(pending.invocation_id)
         assert found.model_input == waiting.model_input == sent
         assert found.changes == waiting.changes
         assert found.observable_input == {**sent, "note": "none"}
         assert found.permission_input == found.call_input == {**sent, "note": CANARY}
         assert found.changes == (FILLED, HOOKED)
-        assert lock.journal.reader.all(
+        assert app.journal.reader.all(
             "SELECT count(*) FROM payload WHERE ref LIKE ? AND body IS NOT NULL", (f"inputs:{pending.invocation_id}%",)
         ) == [(1,)]
     at_rest = contents(home_at(tmp_path / "home"))
@@ -155,19 +155,19 @@ async def test_inputs_of_a_call_that_waited_are_replaced_by_those_that_it_ran_wi
     clock: FakeClock,
     sent: Json,
 ) -> None:
-    async with opened(tmp_path / "home", clock, keep_inputs="always") as lock:
-        pending = await lock.call("demo.mail", sent, key="k")
-        await lock.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "dora"})
-        assert (await lock.inputs(pending.invocation_id)).call_input == {**sent, "note": "none"}
-        assert (await lock.approved_calls.resume(ticket_of(pending))).ok
-        found = await lock.inputs(pending.invocation_id)
+    async with opened(tmp_path / "home", clock, keep_inputs="always") as app:
+        pending = await app.call("demo.mail", sent, key="k")
+        await app.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "dora"})
+        assert (await app.inputs(pending.invocation_id)).call_input == {**sent, "note": "none"}
+        assert (await app.approved_calls.resume(ticket_of(pending))).ok
+        found = await app.inputs(pending.invocation_id)
         assert (found.model_input, found.permission_input["to"]) == (sent, sent["to"])
         assert found.call_input == {"to": "dora", "note": "none"}
         assert outbox.sent == [("dora", "none")]
-        await lock.maintain()
-        assert lock.journal.reader.all("SELECT name FROM fact WHERE name LIKE 'pieces%'") == []
+        await app.maintain()
+        assert app.journal.reader.all("SELECT name FROM fact WHERE name LIKE 'pieces%'") == []
         kept = "SELECT sum(size) FROM payload WHERE body IS NOT NULL"
-        assert lock.journal.reader.all("SELECT bytes FROM payload_use WHERE scope = 'home'") == lock.journal.reader.all(
+        assert app.journal.reader.all("SELECT bytes FROM payload_use WHERE scope = 'home'") == app.journal.reader.all(
             kept
         )
     assert verify(home_at(tmp_path / "home")).faults == ()
@@ -178,10 +178,10 @@ async def test_a_call_that_waited_and_is_refused_for_a_while_is_tried_again_with
     tmp_path: Path,
     clock: FakeClock,
 ) -> None:
-    async with opened(tmp_path / "home", clock, keep_inputs="always") as lock:
-        pending = await lock.call("demo.mail", LARGE, key="k")
-        await lock.approvals.approve(ticket_of(pending), by=BEN)
-        requests = lock.gateway._requests  # pyright: ignore[reportPrivateUsage]
+    async with opened(tmp_path / "home", clock, keep_inputs="always") as app:
+        pending = await app.call("demo.mail", LARGE, key="k")
+        await app.approvals.approve(ticket_of(pending), by=BEN)
+        requests = app.gateway._requests  # pyright: ignore[reportPrivateUsage]
         real = requests.read
         refusals = [Failure("E3003", "come back later", retry_after_ms=1) for _ in range(2)]
 
@@ -193,10 +193,10 @@ async def test_a_call_that_waited_and_is_refused_for_a_while_is_tried_again_with
 
         requests.read = refusing
         for _ in range(2):
-            assert code(await lock.approved_calls.resume(ticket_of(pending))) == "E3003"
-            assert (await lock.inputs(pending.invocation_id)).model_input == LARGE
-        assert (await lock.approved_calls.resume(ticket_of(pending))).ok
-        assert (await lock.inputs(pending.invocation_id)).model_input == LARGE
+            assert code(await app.approved_calls.resume(ticket_of(pending))) == "E3003"
+            assert (await app.inputs(pending.invocation_id)).model_input == LARGE
+        assert (await app.approved_calls.resume(ticket_of(pending))).ok
+        assert (await app.inputs(pending.invocation_id)).model_input == LARGE
 
 
 @pytest.mark.proves("LIFE-05")
@@ -207,15 +207,15 @@ async def test_the_other_modes_hold_for_calls_that_wait_too(
     mode: str,
     kept: bool,
 ) -> None:
-    async with opened(tmp_path / "home", clock, keep_inputs=mode) as lock:
-        plain = await lock.call("demo.mail", SENT, key="plain")
-        _notes(lock)
-        hooked = await lock.call("demo.mail", SENT, key="hooked")
+    async with opened(tmp_path / "home", clock, keep_inputs=mode) as app:
+        plain = await app.call("demo.mail", SENT, key="plain")
+        _notes(app)
+        hooked = await app.call("demo.mail", SENT, key="hooked")
         for pending in (plain, hooked):
-            await lock.approvals.deny(ticket_of(pending), by=BEN)
-        assert (await lock.inputs(plain.invocation_id)).model_input is None, "a default stands in the contract"
-        assert (await lock.inputs(plain.invocation_id)).changes == (FILLED,)
-        assert (await lock.inputs(hooked.invocation_id)).model_input == (SENT if kept else None)
+            await app.approvals.deny(ticket_of(pending), by=BEN)
+        assert (await app.inputs(plain.invocation_id)).model_input is None, "a default stands in the contract"
+        assert (await app.inputs(plain.invocation_id)).changes == (FILLED,)
+        assert (await app.inputs(hooked.invocation_id)).model_input == (SENT if kept else None)
 
 
 @pytest.mark.proves("LIFE-05")
@@ -223,12 +223,12 @@ async def test_where_a_quota_has_no_room_the_closing_record_of_a_denied_call_say
     tmp_path: Path,
     clock: FakeClock,
 ) -> None:
-    async with opened(tmp_path / "home", clock, keep_inputs="always", payload_bytes=1000) as lock:
-        pending = await lock.call("demo.mail", LARGE, key="k")
-        await lock.approvals.deny(ticket_of(pending), by=BEN)
-        (closed,) = records(lock, pending.invocation_id)
+    async with opened(tmp_path / "home", clock, keep_inputs="always", payload_bytes=1000) as app:
+        pending = await app.call("demo.mail", LARGE, key="k")
+        await app.approvals.deny(ticket_of(pending), by=BEN)
+        (closed,) = records(app, pending.invocation_id)
         assert "payload_bytes" in closed["inputsWithheld"]
-        found = await lock.inputs(pending.invocation_id)
+        found = await app.inputs(pending.invocation_id)
         assert (found.model_input, found.withheld) == (None, closed["inputsWithheld"])
-        await lock.maintain()
-        assert lock.journal.reader.all("SELECT count(*) FROM payload_piece") == [(0,)]
+        await app.maintain()
+        assert app.journal.reader.all("SELECT count(*) FROM payload_piece") == [(0,)]

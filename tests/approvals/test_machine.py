@@ -82,7 +82,7 @@ class Approvals(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory()
         world.__init__()
         self.clock = world.clock
-        self.lock = self._do(self._open())
+        self.app = self._do(self._open())
         self.agreed: dict[str, Agreement] = {}  # by ticket
         self.standing: dict[str, Agreement] = {}
         self.uses: dict[str, int] = {}
@@ -93,14 +93,14 @@ class Approvals(RuleBasedStateMachine):
         return self.loop.run_until_complete(doing)
 
     async def _open(self) -> Interlock:
-        lock = await Interlock.open(
+        app = await Interlock.open(
             self.directory.name, clock=self.clock.clock, caller=ANN, housekeeping=False, channels=CHANNELS
         )
-        await admit(lock, deliver)
-        return lock
+        await admit(app, deliver)
+        return app
 
     def _tickets(self) -> list[Ticket]:
-        return sorted(self._do(self.lock.approvals.list(every=True)), key=lambda ticket: ticket.id)
+        return sorted(self._do(self.app.approvals.list(every=True)), key=lambda ticket: ticket.id)
 
     def _pick(self, number: int, *states: str) -> Ticket | None:
         """A ticket, rather one in these states than another."""
@@ -111,7 +111,7 @@ class Approvals(RuleBasedStateMachine):
     # What callers do
 
     def _send(self, key: str, to: str, who: str) -> Coroutine[Any, Any, Result]:
-        return self.lock.call("demo.deliver", to=to, key=key, caller=self.lock.policy.principal(who))
+        return self.app.call("demo.deliver", to=to, key=key, caller=self.app.policy.principal(who))
 
     @rule(key=st.sampled_from("kl"), to=st.sampled_from("xy"), who=st.sampled_from([ANN, ZOE]), times=st.integers(1, 3))
     def send(self, key: str, to: str, who: str, times: int) -> None:
@@ -142,7 +142,7 @@ class Approvals(RuleBasedStateMachine):
         allowed = self._may_decide(ticket, by)
         change = None if edit is None else {"to": edit}
         try:
-            self._do(self.lock.approvals.approve(ticket.id, by=by, edit=change))
+            self._do(self.app.approvals.approve(ticket.id, by=by, edit=change))
         except Failure:
             assert not allowed
         else:
@@ -156,7 +156,7 @@ class Approvals(RuleBasedStateMachine):
             return
         allowed = self._may_decide(ticket, by)
         try:
-            self._do(self.lock.approvals.deny(ticket.id, by=by))
+            self._do(self.app.approvals.deny(ticket.id, by=by))
         except Failure:
             assert not allowed
         else:
@@ -166,7 +166,7 @@ class Approvals(RuleBasedStateMachine):
     @rule(to=st.sampled_from(["x", "y*"]), who=st.sampled_from([ANN, ZOE]), uses=st.integers(1, 2))
     def agree_in_advance(self, to: str, who: str, uses: int) -> None:
         expires_ms = self.clock.now_ms + 7_200_000
-        given = self.lock.standing_approvals.grant(
+        given = self.app.standing_approvals.grant(
             "demo.deliver", by=BEN, caller=who, arguments={"to": to}, uses=uses, expires_ms=expires_ms
         )
         made = self._do(given)
@@ -177,7 +177,7 @@ class Approvals(RuleBasedStateMachine):
     @rule(number=st.integers(0, 5))
     def take_back(self, number: int) -> None:
         standing = list(self.standing)[number % len(self.standing)]
-        self._do(self.lock.standing_approvals.revoke(standing, by=MAY))
+        self._do(self.app.standing_approvals.revoke(standing, by=MAY))
         self.standing[standing] = self.standing[standing]._replace(expires_ms=self.clock.now_ms)
         self.uses[standing] = sum(self._allowed_by(run) == standing for run in world.runs)
 
@@ -189,18 +189,18 @@ class Approvals(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        self._do(self.lock.approvals.sweep())
+        self._do(self.app.approvals.sweep())
 
     @rule(seconds=st.sampled_from([0, 0, 3601, 86_400]))
     def restart(self, seconds: int) -> None:
-        self._do(self.lock.close())
+        self._do(self.app.close())
         self.clock.advance(seconds)
-        self.lock = self._do(self._open())
+        self.app = self._do(self._open())
 
     @rule()
     def change_the_rules(self) -> None:
         self.thoughts += 1
-        self.lock.home.policy.write_text(f"{ANYTHING}// thought {self.thoughts}\n")
+        self.app.home.policy.write_text(f"{ANYTHING}// thought {self.thoughts}\n")
         self.clock.advance(1)
 
     # Going on
@@ -212,7 +212,7 @@ class Approvals(RuleBasedStateMachine):
             return
         before = len(world.runs)
         try:
-            self._do(self.lock.approved_calls.resume(ticket.id))
+            self._do(self.app.approved_calls.resume(ticket.id))
         except Failure:
             assert len(world.runs) == before
 
@@ -221,10 +221,10 @@ class Approvals(RuleBasedStateMachine):
         ticket = self._pick(number, "APPROVED")
 
         async def at_once() -> None:
-            doing: list[Any] = [self.lock.approved_calls.resume_all() for _ in range(2)]
-            doing += [self._send(key, to, ANN), self.lock.approvals.sweep()]
+            doing: list[Any] = [self.app.approved_calls.resume_all() for _ in range(2)]
+            doing += [self._send(key, to, ANN), self.app.approvals.sweep()]
             if ticket is not None:
-                doing += [self.lock.approved_calls.resume(ticket.id) for _ in range(2)]
+                doing += [self.app.approved_calls.resume(ticket.id) for _ in range(2)]
             for answer in await asyncio.gather(*doing, return_exceptions=True):
                 assert not isinstance(answer, BaseException) or isinstance(answer, Failure), answer
                 assert not isinstance(answer, Result) or is_expected(cast("Result", answer)), answer
@@ -235,7 +235,7 @@ class Approvals(RuleBasedStateMachine):
 
     def _allowed_by(self, run: Run) -> str:
         """The approval that an execution's own records cite: the intent before it and the closing after it agree."""
-        rows = self.lock.journal.reader.all(
+        rows = self.app.journal.reader.all(
             "SELECT kind, body FROM journal WHERE call = ? AND kind IN ('intent', 'closed') ORDER BY seq", (run.call,)
         )
         bodies = [(kind, orjson.loads(body)) for kind, body in rows]
@@ -259,7 +259,7 @@ class Approvals(RuleBasedStateMachine):
                 assert run.to.startswith(agreement.to)
         counts = Counter(approval for _, approval in cited)
         assert all(count <= self.uses.get(approval, 1) for approval, count in counts.items())
-        assert {one.id: one.used for one in self._do(self.lock.standing_approvals.list())} == {
+        assert {one.id: one.used for one in self._do(self.app.standing_approvals.list())} == {
             one: counts[one] for one in self.standing
         }
         used = {ticket.id for ticket in tickets.values() if ticket.state == "USED"}
@@ -281,15 +281,15 @@ class Approvals(RuleBasedStateMachine):
     @invariant()
     def each_step_is_told_once_and_in_order(self) -> None:
         told: dict[str, list[int]] = {}
-        for ticket, step in self.lock.journal.reader.all(
-            f"SELECT ticket, step FROM notification ORDER BY {first_inserted(self.lock.home)}"
+        for ticket, step in self.app.journal.reader.all(
+            f"SELECT ticket, step FROM notification ORDER BY {first_inserted(self.app.home)}"
         ):
             told.setdefault(ticket, []).append(step)
         for ticket in self._tickets():
             assert told[ticket.id] == list(range(ticket.step + 1))
 
     def teardown(self) -> None:
-        self._do(self.lock.close())
+        self._do(self.app.close())
         verdict = verify(home_at(Path(self.directory.name)))
         assert verdict.intact, verdict.faults
         self.loop.close()

@@ -156,13 +156,13 @@ def test_a_value_that_must_be_so_is_so_to_its_last_part(pattern: object, value: 
 
 
 async def test_a_ticket_is_found_by_the_beginning_of_its_id_if_there_is_only_one(tmp_path: Path) -> None:
-    async with opened(tmp_path / "home", FakeClock()) as lock:
-        first = await ask(lock, key="a")
-        assert (await lock.approvals.show(first[:8])).id == first
-        await ask(lock, key="b")
+    async with opened(tmp_path / "home", FakeClock()) as app:
+        first = await ask(app, key="a")
+        assert (await app.approvals.show(first[:8])).id == first
+        await ask(app, key="b")
         for text in (first[:8], "", "apr_nobody", first + "0"):
             with pytest.raises(Failure) as refused:
-                await lock.approvals.show(text)
+                await app.approvals.show(text)
             assert refused.value.code == "E3702"
 
 

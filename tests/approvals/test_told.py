@@ -26,18 +26,18 @@ TIMEOUT_S = 300
 class Desk:
     """A home with a webhook for approvers, one for managers, and a console."""
 
-    def __init__(self, lock: Interlock, clock: FakeClock, first: Receiver, second: Receiver) -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, clock: FakeClock, first: Receiver, second: Receiver) -> None:
+        self.app = app
         self.clock = clock
         self.first = first
         self.second = second
 
     async def ask(self) -> str:
-        pending = await self.lock.call("demo.send", {"to": "ann"}, key="k")
+        pending = await self.app.call("demo.send", {"to": "ann"}, key="k")
         return pending.metadata["pending"]["ticketId"]
 
     def acts(self, act: str) -> list[tuple[str, str, int]]:
-        rows = self.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'approval' ORDER BY seq")
+        rows = self.app.journal.reader.all("SELECT body FROM journal WHERE kind = 'approval' ORDER BY seq")
         found = [orjson.loads(body) for (body,) in rows]
         return sorted((one["channel"], one["call"], one["step"]) for one in found if one["act"] == act)
 
@@ -57,14 +57,14 @@ async def desk(home: Path, tmp_path: Path) -> AsyncGenerator[Desk]:
         approval = {"timeout_seconds": TIMEOUT_S, "chain": chain}
         async with Interlock.open(
             home, clock=clock.clock, housekeeping=False, channels=channels, approval=approval
-        ) as lock:
-            lock.catalog.attach(sample.send)
-            yield Desk(lock, clock, first, second)
+        ) as app:
+            app.catalog.attach(sample.send)
+            yield Desk(app, clock, first, second)
 
 
 async def test_approvers_of_each_step_are_told_by_signed_webhooks(desk: Desk) -> None:
     ticket = await desk.ask()
-    await desk.lock.courier.deliver_due()
+    await desk.app.courier.deliver_due()
     (got,) = desk.first.got
     verify(got.headers, got.body, SECRET, desk.clock.now_ms / 1000)
     told = orjson.loads(got.body)
@@ -73,43 +73,43 @@ async def test_approvers_of_each_step_are_told_by_signed_webhooks(desk: Desk) ->
     data = told["data"]
     assert (data["ticket"], data["group"], data["step"]) == (ticket, "approvers", 0)
     assert (data["tool"], data["params"]) == ("demo.send@1.0.0", {"to": "ann"})
-    assert (data["caller"], data["impact"]) == (desk.lock.caller.id, "ann would get a mail")
+    assert (data["caller"], data["impact"]) == (desk.app.caller.id, "ann would get a mail")
     assert desk.second.got == [], "the managers are not asked yet"
     assert desk.acts("notified") == [("hook", ticket, 0)]
     desk.clock.advance(61)
-    await desk.lock.approvals.sweep()
-    await desk.lock.courier.deliver_due()
+    await desk.app.approvals.sweep()
+    await desk.app.courier.deliver_due()
     (escalated,) = desk.second.got
     verify(escalated.headers, escalated.body, SECRET, desk.clock.now_ms / 1000)
     told = orjson.loads(escalated.body)
     assert told["type"] == "approval.escalated"
     assert (told["data"]["ticket"], told["data"]["group"]) == (ticket, "managers")
     assert desk.acts("notified") == [("bosses", ticket, 1), ("hook", ticket, 0)]
-    assert await undelivered(desk.lock.journal) == []
+    assert await undelivered(desk.app.journal) == []
 
 
 async def test_a_webhook_that_fails_is_sent_again_and_seen(desk: Desk) -> None:
     desk.first.answers = [Answer(503)]
     ticket = await desk.ask()
-    await desk.lock.courier.deliver_due()
-    (failed,) = await undelivered(desk.lock.journal)
+    await desk.app.courier.deliver_due()
+    (failed,) = await undelivered(desk.app.journal)
     assert (failed.channel, failed.state, failed.attempts) == ("hook", "retry", 1)
     assert "127.0.0.1" not in failed.error
     assert desk.acts("notified") == []
     desk.clock.advance(30)
-    await desk.lock.courier.deliver_due()
+    await desk.app.courier.deliver_due()
     first, again = desk.first.got
     assert first.headers["webhook-id"] == again.headers["webhook-id"]
-    assert await undelivered(desk.lock.journal) == []
+    assert await undelivered(desk.app.journal) == []
     assert desk.acts("notified") == [("hook", ticket, 0)]
 
 
 async def test_a_webhook_that_does_not_answer_does_not_delay_the_denial(desk: Desk) -> None:
     desk.first.silent = True
     ticket = await desk.ask()
-    await desk.lock.courier.wake()
+    await desk.app.courier.wake()
     async with asyncio.timeout(30), desk.first.arrived:
         await desk.first.arrived.wait_for(lambda: bool(desk.first.got))
     desk.clock.advance(TIMEOUT_S + 1)
-    await desk.lock.approvals.sweep()
-    assert (await desk.lock.approvals.show(ticket)).state == "AUTO_DENIED"
+    await desk.app.approvals.sweep()
+    assert (await desk.app.approvals.show(ticket)).state == "AUTO_DENIED"

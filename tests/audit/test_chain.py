@@ -118,17 +118,17 @@ def test_verification_needs_only_a_copy_of_the_database_and_leaves_nothing_besid
 
 
 async def test_a_live_home_verifies_between_and_during_its_calls(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(echo)
+    async with Interlock.open(tmp_path) as app:
+        await app.add(echo)
         seen = 0
         for _ in range(5):
-            calls = asyncio.gather(*(lock.call("demo.echo", account="x") for _ in range(20)))
-            verdict = await asyncio.to_thread(verify, lock.home)
+            calls = asyncio.gather(*(app.call("demo.echo", account="x") for _ in range(20)))
+            verdict = await asyncio.to_thread(verify, app.home)
             await calls
             assert verdict.intact, verdict.faults
             assert verdict.records >= seen
             seen = verdict.records
-        assert verify(lock.home).records == 101
+        assert verify(app.home).records == 101
     assert verify(home_at(tmp_path)).anchored_through == 101
 
 
@@ -674,12 +674,12 @@ def test_an_anchors_file_that_ended_long_ago_is_found_and_one_that_a_crash_cut_s
 
     async def live() -> None:
         nonlocal now_ms
-        async with Interlock.open(tmp_path / "home", clock=Clock(now_ms=lambda: now_ms)) as lock:
-            await lock.add(echo)
+        async with Interlock.open(tmp_path / "home", clock=Clock(now_ms=lambda: now_ms)) as app:
+            await app.add(echo)
             for _ in range(3):
                 now_ms += 400_000
-                await lock.call("demo.echo", account="a")
-                lock.journal.anchor()
+                await app.call("demo.echo", account="a")
+                app.journal.anchor()
 
     asyncio.run(live())
     home = home_at(tmp_path / "home")
@@ -705,9 +705,9 @@ async def test_a_line_that_a_power_cut_left_half_written_is_no_tampering(tmp_pat
     if by == "purge":
         assert purge(home, Settings.model_validate({}), now_ms=4_000_000_000_000, by="op")
     else:
-        async with Interlock.open(tmp_path) as lock:
-            await lock.add(echo)
-            await lock.call("demo.echo", account="a")
+        async with Interlock.open(tmp_path) as app:
+            await app.add(echo)
+            await app.call("demo.echo", account="a")
     assert verify(home).faults == ()
 
 
@@ -765,12 +765,12 @@ REWRITES = (
 @AUDIT_03
 @pytest.mark.parametrize("statement", [*REWRITES, "DROP TABLE journal", "DROP TRIGGER journal_never_changes"])
 async def test_the_running_program_has_no_right_to_change_or_remove_a_record(tmp_path: Path, statement: str) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(echo)
+    async with Interlock.open(tmp_path) as app:
+        await app.add(echo)
         with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
-            lock.journal.writer._connection.execute(statement)  # pyright: ignore[reportPrivateUsage]
+            app.journal.writer._connection.execute(statement)  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(Failure, match="not authorized"):
-            await lock.journal.commit(lambda transaction: transaction.execute(statement))
+            await app.journal.commit(lambda transaction: transaction.execute(statement))
     assert verify(home_at(tmp_path)).intact
 
 
@@ -789,10 +789,10 @@ async def test_the_running_program_has_no_right_to_change_or_remove_a_record(tmp
     ],
 )
 async def test_the_running_program_cannot_go_round_its_guards(tmp_path: Path, statement: str) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(echo)
-        lock.journal.anchor()
-        connection = lock.journal.writer._connection  # pyright: ignore[reportPrivateUsage]
+    async with Interlock.open(tmp_path) as app:
+        await app.add(echo)
+        app.journal.anchor()
+        connection = app.journal.writer._connection  # pyright: ignore[reportPrivateUsage]
         connection.execute("BEGIN")
         before = connection.total_changes
         try:
@@ -851,28 +851,28 @@ def test_an_input_hash_is_the_sha256_of_the_canonical_input(value: dict[str, Any
 async def test_records_hold_the_hash_of_the_input_and_the_shape_of_the_output_and_neither_itself(
     tmp_path: Path,
 ) -> None:
-    async with Interlock.open(tmp_path / "one") as lock, Interlock.open(tmp_path / "two") as node:
-        await lock.add(echo, post, fail)
+    async with Interlock.open(tmp_path / "one") as app, Interlock.open(tmp_path / "two") as node:
+        await app.add(echo, post, fail)
         await node.add(echo)
         calls = [
-            await lock.call("demo.echo", account=f"{CANARY}-read"),
-            await lock.call("demo.post", account=f"{CANARY}-write", cents=7, key="k1"),
-            await lock.call("demo.post", account=f"{CANARY}-write", cents=7, key="k1"),
-            await lock.call("demo.post", account=f"{CANARY}-other", cents=7, key="k1"),
-            await lock.call("demo.post", account=f"{CANARY}-dry", cents=7, dry_run=True),
-            await lock.call("demo.post", account=f"{CANARY}-keyless", cents=7),
-            await lock.call("demo.post", account=f"{CANARY}-unfit", cents=f"{CANARY}-word", key="k2"),
-            await lock.call("demo.echo", {"account": "x", f"{CANARY}-field": f"{CANARY}-value"}),
-            await lock.call("demo.fail", account=f"{CANARY}-fail"),
-            await lock.call("demo.nobody", account=f"{CANARY}-unknown"),
+            await app.call("demo.echo", account=f"{CANARY}-read"),
+            await app.call("demo.post", account=f"{CANARY}-write", cents=7, key="k1"),
+            await app.call("demo.post", account=f"{CANARY}-write", cents=7, key="k1"),
+            await app.call("demo.post", account=f"{CANARY}-other", cents=7, key="k1"),
+            await app.call("demo.post", account=f"{CANARY}-dry", cents=7, dry_run=True),
+            await app.call("demo.post", account=f"{CANARY}-keyless", cents=7),
+            await app.call("demo.post", account=f"{CANARY}-unfit", cents=f"{CANARY}-word", key="k2"),
+            await app.call("demo.echo", {"account": "x", f"{CANARY}-field": f"{CANARY}-value"}),
+            await app.call("demo.fail", account=f"{CANARY}-fail"),
+            await app.call("demo.nobody", account=f"{CANARY}-unknown"),
         ]
         assert CANARY in str(calls[0].value)
         twin = await node.call("demo.echo", account=f"{CANARY}-read")
-        await lock.journal.drain()
+        await app.journal.drain()
         await node.journal.drain()
-        here = {call: orjson.loads(body) for call, body in _closed(lock)}
+        here = {call: orjson.loads(body) for call, body in _closed(app)}
         there = {call: orjson.loads(body) for call, body in _closed(node)}
-        ledger = lock.journal.reader.all("SELECT * FROM journal")
+        ledger = app.journal.reader.all("SELECT * FROM journal")
     assert all(result.invocation_id in here for result in calls)
     read = here[calls[0].invocation_id]
     assert read["inputHash"] == hashlib.sha256(f'{{"account":"{CANARY}-read"}}'.encode()).hexdigest()
@@ -915,18 +915,18 @@ def _(account: str, memo: str, hidden: str) -> Preview:
 async def test_a_closing_record_names_the_resource_and_only_the_mutation_record_has_the_value_of_a_change(
     tmp_path: Path,
 ) -> None:
-    async with Interlock.open(tmp_path / "home") as lock:
-        await lock.add(book)
+    async with Interlock.open(tmp_path / "home") as app:
+        await app.add(book)
         sent = {"account": "ann", "memo": f"{CANARY}-memo", "hidden": f"{CANARY}-hidden"}
-        result = await lock.call("demo.book", sent, key="k")
+        result = await app.call("demo.book", sent, key="k")
         assert result.ok, result.error
         # An argument that is private names no resource in the ledger either.
-        private = await lock.call("demo.book", {**sent, "account": f"{CANARY}-hidden"}, key="p")
+        private = await app.call("demo.book", {**sent, "account": f"{CANARY}-hidden"}, key="p")
         assert private.ok, private.error
-        await lock.journal.drain()
-        rows = lock.journal.reader.all("SELECT kind, call, body FROM journal WHERE call = ?", (result.invocation_id,))
+        await app.journal.drain()
+        rows = app.journal.reader.all("SELECT kind, call, body FROM journal WHERE call = ?", (result.invocation_id,))
         records = {kind: orjson.loads(body) for kind, _, body in rows}
-        ledger = lock.journal.reader.all("SELECT * FROM journal")
+        ledger = app.journal.reader.all("SELECT * FROM journal")
     closed, mutation = records["closed"], records["mutation"]
     assert closed["sideEffects"] == [{"resource": "account:ann", "operation": "UPDATE"}]
     assert CANARY not in str(closed)
@@ -936,8 +936,8 @@ async def test_a_closing_record_names_the_resource_and_only_the_mutation_record_
     assert not [row for row in ledger if f"{CANARY}-hidden" in repr(row)]
 
 
-def _closed(lock: Interlock) -> list[tuple[str, bytes]]:
-    return lock.journal.reader.all("SELECT call, body FROM journal WHERE kind = 'closed'")
+def _closed(app: Interlock) -> list[tuple[str, bytes]]:
+    return app.journal.reader.all("SELECT call, body FROM journal WHERE kind = 'closed'")
 
 
 # Many writers
@@ -948,12 +948,12 @@ from interlock import Interlock
 from tests.support.chains import echo, post
 
 async def main(home, name):
-    async with Interlock.open(home) as lock:
-        await lock.add(echo, post)
+    async with Interlock.open(home) as app:
+        await app.add(echo, post)
         for number in range(0, 200, 10):
             results = await asyncio.gather(*(
-                lock.call("demo.post", account=name, cents=n, key=f"{name}-{n}") if n % 5 == 0
-                else lock.call("demo.echo", account=name)
+                app.call("demo.post", account=name, cents=n, key=f"{name}-{n}") if n % 5 == 0
+                else app.call("demo.echo", account=name)
                 for n in range(number, number + 10)
             ))
             assert all(result.state == "succeeded" for result in results), results

@@ -159,13 +159,13 @@ async def test_a_home_in_which_calls_run_agrees(tmp_path: Path) -> None:
         return None
 
     home = tmp_path / "home"
-    async with Interlock.open(home, budgets=BUDGETS, housekeeping=False) as lock:
-        lock.catalog.attach(waits)
-        await lock.add(waits)
-        running = asyncio.create_task(lock.call("out.waits", name="a", key="a"))
+    async with Interlock.open(home, budgets=BUDGETS, housekeeping=False) as app:
+        app.catalog.attach(waits)
+        await app.add(waits)
+        running = asyncio.create_task(app.call("out.waits", name="a", key="a"))
         await began.wait()
         assert (await asyncio.to_thread(verify, home_at(home))).faults == ()
-        if lock.home.near:  # a server copies no database that is in use
+        if app.home.near:  # a server copies no database that is in use
             forged = await asyncio.to_thread(edited, home, "UPDATE hold SET amount = 1")
             assert any("millionths aside" in fault.what for fault in forged.faults)
             ended = await asyncio.to_thread(edited, home, "UPDATE reservation SET state = 'done'")
@@ -180,12 +180,12 @@ async def test_a_home_in_which_calls_run_agrees(tmp_path: Path) -> None:
 async def test_no_fault_is_found_while_calls_begin_and_end(tmp_path: Path) -> None:
     home, over = tmp_path / "home", False
 
-    async def calling(lock: Interlock, who: int) -> None:
+    async def calling(app: Interlock, who: int) -> None:
         number = 0
         while not over:
             number += 1
             key = f"{who}-{number}"
-            call = lock.call("out.work", name=key, how=ACTS[number % 4], key=key, session=f"s{who}")
+            call = app.call("out.work", name=key, how=ACTS[number % 4], key=key, session=f"s{who}")
             if number % 5:
                 await call
                 continue
@@ -195,9 +195,9 @@ async def test_no_fault_is_found_while_calls_begin_and_end(tmp_path: Path) -> No
             leaving.cancel()
             await asyncio.wait({leaving})
 
-    async with Interlock.open(home, budgets=BUDGETS, housekeeping=False) as lock:
-        await lock.add(work)
-        callers = [asyncio.ensure_future(calling(lock, who)) for who in range(4)]
+    async with Interlock.open(home, budgets=BUDGETS, housekeeping=False) as app:
+        await app.add(work)
+        callers = [asyncio.ensure_future(calling(app, who)) for who in range(4)]
         try:
             found = [(await asyncio.to_thread(verify, home_at(home))).faults for _ in range(15)]
         finally:
@@ -209,22 +209,22 @@ async def test_no_fault_is_found_while_calls_begin_and_end(tmp_path: Path) -> No
 
 async def test_a_caller_who_leaves_at_any_moment_leaves_a_record_of_how_the_call_ended(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    async with Interlock.open(home, budgets=BUDGETS, housekeeping=False) as lock:
-        await lock.add(work)
+    async with Interlock.open(home, budgets=BUDGETS, housekeeping=False) as app:
+        await app.add(work)
         for turns in range(30):
-            leaving = asyncio.ensure_future(lock.call("out.work", name="a", how="fine", key=f"k{turns}"))
+            leaving = asyncio.ensure_future(app.call("out.work", name="a", how="fine", key=f"k{turns}"))
             for _ in range(turns):
-                await asyncio.sleep(0 if lock.home.near else 0.001)
+                await asyncio.sleep(0 if app.home.near else 0.001)
             leaving.cancel()
             await asyncio.wait({leaving})
-            await lock.maintain()
+            await app.maintain()
             assert verify(home_at(home)).faults == ()
         kinds = [
-            {kind for (kind,) in lock.journal.reader.all("SELECT kind FROM journal WHERE call = ?", (call,))}
-            for (call,) in lock.journal.reader.all("SELECT call FROM journal WHERE kind = 'intent'")
+            {kind for (kind,) in app.journal.reader.all("SELECT kind FROM journal WHERE call = ?", (call,))}
+            for (call,) in app.journal.reader.all("SELECT call FROM journal WHERE kind = 'intent'")
         ]
     assert all(found & {"closed", "settled"} for found in kinds)
-    if lock.home.near:  # on a server, how far a call comes in a turn of the loop depends on the machine
+    if app.home.near:  # on a server, how far a call comes in a turn of the loop depends on the machine
         assert any("mutation" not in found for found in kinds), "some callers left before their call changed anything"
 
 
@@ -246,8 +246,8 @@ def test_a_home_whose_sealing_keys_have_changed_agrees(tmp_path: Path) -> None:
     asyncio.run(live(home, list(ACTS), FakeClock()))
 
     async def rotate() -> None:
-        async with Interlock.open(home, clock=FakeClock().clock, housekeeping=False) as lock:
-            await lock.secrets.rotate_key(by="local:ben")
+        async with Interlock.open(home, clock=FakeClock().clock, housekeeping=False) as app:
+            await app.secrets.rotate_key(by="local:ben")
 
     asyncio.run(rotate())
     assert verify(home_at(home)).faults == ()

@@ -41,9 +41,9 @@ BY = "local:auditor"
 
 
 async def call_again(home: Home, now_ms: int) -> None:
-    async with Interlock.open(home.path, clock=Time(now_ms).clock) as lock:
-        await lock.add(echo)
-        assert (await lock.call("demo.echo", account="later")).state == "succeeded"
+    async with Interlock.open(home.path, clock=Time(now_ms).clock) as app:
+        await app.add(echo)
+        assert (await app.call("demo.echo", account="later")).state == "succeeded"
 
 
 # Terms
@@ -147,8 +147,8 @@ async def test_a_purge_up_to_a_record_takes_no_more_than_was_asked(tmp_path: Pat
 )
 async def test_a_year_is_a_year_of_the_calendar(tmp_path: Path, made: int, too_early: int, due: int) -> None:
     time = Time(made)
-    async with Interlock.open(tmp_path, clock=time.clock) as lock:
-        await lock.add(echo)
+    async with Interlock.open(tmp_path, clock=time.clock) as app:
+        await app.add(echo)
     one_year = SETTINGS.model_copy(update={"retention_years_writes": 1})
     assert purge(home_at(tmp_path), one_year, now_ms=too_early, by=BY) == ()
     assert len(purge(home_at(tmp_path), one_year, now_ms=due, by=BY)) == 1
@@ -231,15 +231,15 @@ async def test_a_large_purge_goes_in_segments_that_chain(tmp_path: Path, monkeyp
 @AUDIT_11
 async def test_a_purge_beside_a_running_program_leaves_one_chain(tmp_path: Path) -> None:
     await make_home(tmp_path)
-    async with Interlock.open(tmp_path, clock=Time(ms(2030)).clock) as lock:
-        await lock.add(echo)
+    async with Interlock.open(tmp_path, clock=Time(ms(2030)).clock) as app:
+        await app.add(echo)
         segments, *results = await asyncio.gather(
-            asyncio.to_thread(purge, lock.home, SETTINGS, now_ms=ms(2030), by=BY),
-            *(lock.call("demo.echo", account="x") for _ in range(50)),
+            asyncio.to_thread(purge, app.home, SETTINGS, now_ms=ms(2030), by=BY),
+            *(app.call("demo.echo", account="x") for _ in range(50)),
         )
         assert isinstance(segments, tuple)
         assert all(result.state == "succeeded" for result in results if not isinstance(result, tuple))
-        assert verify(lock.home).intact
+        assert verify(app.home).intact
     verdict = verify(home_at(tmp_path))
     assert verdict.intact, verdict.faults
     assert verdict.purged_through == 9
@@ -406,21 +406,21 @@ async def report(account: Annotated[str, Field(description="ledger account", exa
 
 async def test_a_large_result_expires_and_its_envelope_stays_readable(tmp_path: Path) -> None:
     time = Time(ms(2026))
-    async with Interlock.open(tmp_path, clock=time.clock, payload_days=2) as lock:
-        await lock.add(report)
-        result = await lock.call("demo.report", account="cash")
+    async with Interlock.open(tmp_path, clock=time.clock, payload_days=2) as app:
+        await app.add(report)
+        result = await app.call("demo.report", account="cash")
         ref = result.persistence.ref
         assert ref is not None
-        size = len(await lock.read_payload(ref))
+        size = len(await app.read_payload(ref))
         time.now_ms += 2 * DAY_MS - 1
-        assert await expire_payloads(lock.journal) == 0
-        assert len(await lock.read_payload(ref)) == size
+        assert await expire_payloads(app.journal) == 0
+        assert len(await app.read_payload(ref)) == size
         time.now_ms += 1
-        assert await expire_payloads(lock.journal) == 1
-        assert await expire_payloads(lock.journal) == 0
+        assert await expire_payloads(app.journal) == 1
+        assert await expire_payloads(app.journal) == 0
         with pytest.raises(Failure, match="is gone: expired"):
-            await lock.read_payload(ref)
-        rows = lock.journal.reader.all("SELECT call, size, body FROM payload WHERE ref = ?", (ref,))
+            await app.read_payload(ref)
+        rows = app.journal.reader.all("SELECT call, size, body FROM payload WHERE ref = ?", (ref,))
         assert rows == [(result.invocation_id, size, None)]
     assert verify(home_at(tmp_path)).intact
 
@@ -435,8 +435,8 @@ async def _with_payloads(home: Path, time: Time, sizes: list[int]) -> None:
             values = (f"payload:{at}", "c", "local/x", bytes(size), size, time.now_ms, expires_ms, "large")
             transaction.execute(f"{row} (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
-    async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
-        await lock.journal.commit(unit)
+    async with Interlock.open(home, clock=time.clock, housekeeping=False) as app:
+        await app.journal.commit(unit)
 
 
 @examples(max_examples=15)
@@ -446,13 +446,13 @@ async def test_payloads_expire_in_slices_that_are_bounded_and_none_is_left(sizes
         time = Time(ms(2026))
         await _with_payloads(Path(directory), time, sizes)
         time.now_ms += DAY_MS
-        async with Interlock.open(directory, clock=time.clock, housekeeping=False) as lock:
+        async with Interlock.open(directory, clock=time.clock, housekeeping=False) as app:
             place, seen = (-1, ""), 0
-            while (found := await lock.journal.commit(retention.expire_slice(place))) is not None:
+            while (found := await app.journal.commit(retention.expire_slice(place))) is not None:
                 assert found.place > place
-                held = lock.journal.reader.all("SELECT COUNT(*) FROM payload WHERE body IS NOT NULL")[0][0]
+                held = app.journal.reader.all("SELECT COUNT(*) FROM payload WHERE body IS NOT NULL")[0][0]
                 assert held == len(sizes) - seen - found.payloads
-                gone = lock.journal.reader.all(
+                gone = app.journal.reader.all(
                     "SELECT size FROM payload WHERE (expires_ms, ref) > (?, ?) AND (expires_ms, ref) <= (?, ?)",
                     (*place, *found.place),
                 )
@@ -468,15 +468,15 @@ async def test_others_write_between_the_slices_and_the_space_is_given_back(tmp_p
     near = home_at(tmp_path).near  # in a file
     large = (tmp_path / "interlock.db").stat().st_size if near else 0
     time.now_ms += DAY_MS
-    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as lock:
+    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as app:
         between: list[int] = []
 
         async def write(_: float) -> None:
-            held = lock.journal.reader.all("SELECT COUNT(*) FROM payload WHERE body IS NOT NULL")[0][0]
-            await lock.journal.append("authority", "x", b'{"call":"x","kind":"authority"}')
+            held = app.journal.reader.all("SELECT COUNT(*) FROM payload WHERE body IS NOT NULL")[0][0]
+            await app.journal.append("authority", "x", b'{"call":"x","kind":"authority"}')
             between.append(held)
 
-        assert await expire_payloads(lock.journal, write) == count
+        assert await expire_payloads(app.journal, write) == count
         assert sorted(set(between), reverse=True) == [26, 22, 18, 14, 10, 6, 2, 0]
     if not near:
         return
@@ -528,7 +528,7 @@ async def test_housekeeping_removes_records_past_their_term_only_where_it_is_set
     for purges in (False, True):
         async with Interlock.open(
             tmp_path, clock=Time(ms(2040)).clock, housekeeping=False, purge_records=purges
-        ) as lock:
-            await lock.maintain()
+        ) as app:
+            await app.maintain()
         assert (stored(home)[0][0] > 1) == purges
     assert verify(home).intact

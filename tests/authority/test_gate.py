@@ -208,12 +208,12 @@ async def test_the_thresholds_come_from_the_configuration(
         said = (f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
         (home / "settings.toml").write_text("".join(said))
     caller = Caller(id="local:ann", trust=trust)
-    async with Interlock.open(home, housekeeping=False, **({} if from_a_file else settings)) as lock:
-        await admit(lock, sample.increment, rename_all)
+    async with Interlock.open(home, housekeeping=False, **({} if from_a_file else settings)) as app:
+        await admit(app, sample.increment, rename_all)
         # What a caller sends along changes nothing: these are not theirs to say.
         native = {"environment": "local", "trust": 100, "scope": "field", "mutation_class": "read_only"}
-        one = await lock.call("demo.increment", name="a", key="1", caller=caller, native=native)
-        all_of_them = await lock.call("demo.rename_all", name="a", key="2", caller=caller, native=native)
+        one = await app.call("demo.increment", name="a", key="1", caller=caller, native=native)
+        all_of_them = await app.call("demo.rename_all", name="a", key="2", caller=caller, native=native)
     assert (one.pending, all_of_them.pending) == (narrow, wide)
     assert (one.ok, all_of_them.ok) == (not narrow, not wide)
     assert sample.world.runs == (0 if narrow else 1)

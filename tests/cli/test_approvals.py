@@ -79,8 +79,8 @@ def cast(tmp_path_factory: pytest.TempPathFactory, copied: Callable[[Path], Cli]
     (directory / "quick_tools.py").write_text(TOOLS)
 
     async def make() -> Cast:
-        async with Interlock.open(directory / "home") as lock:
-            await lock.add_from(str(directory / "quick_tools.py"))
+        async with Interlock.open(directory / "home") as app:
+            await app.add_from(str(directory / "quick_tools.py"))
             people: Json = {
                 "research-7": {"kind": "agent", "trust": 60, "groups": frozenset({"researchers"})},
                 "alice": {"kind": "human"},
@@ -89,13 +89,13 @@ def cast(tmp_path_factory: pytest.TempPathFactory, copied: Callable[[Path], Cli]
             }
             dids = {name: f"did:web:example.org:{name}" for name in people}
             for name, facts in people.items():
-                await lock.identities.register(Identity(did=dids[name], name=name, **facts), by="test")
-            await lock.tokens.rotate_key("EdDSA", by=lock.caller, first=True)
+                await app.identities.register(Identity(did=dids[name], name=name, **facts), by="test")
+            await app.tokens.rotate_key("EdDSA", by=app.caller, first=True)
 
             async def token(name: str, user: str | None = None) -> str:
-                return await lock.tokens.issue(
+                return await app.tokens.issue(
                     subject=dids[name], user=None if user is None else dids[user], scopes=[], tools=[ToolGrant("*")],
-                    resources=None, constraints={}, ttl_s=3600, by=lock.caller,
+                    resources=None, constraints={}, ttl_s=3600, by=app.caller,
                 )  # fmt: skip
 
             agent = await token("research-7", "alice")
@@ -364,13 +364,13 @@ def test_a_token_shows_the_tickets_that_are_its_holders_affair(desk: Cli, cast: 
 async def test_to_somebody_of_another_tenant_a_ticket_is_like_none_and_nobody_is_named(desk: Cli, cast: Cast) -> None:
     ticket = holding(desk, cast.agent).ask(*MAIL)["pending"]["ticketId"]
     tokens: dict[str, str] = {}
-    async with Interlock.open(desk.home) as lock:
+    async with Interlock.open(desk.home) as app:
         for name, group in (("eve", "approvers"), ("mallory", "guests"), ("dave", "guests")):
             did, groups = f"did:web:acme.example:{name}", frozenset({group})
             person = Identity(did=did, name=name, kind="human", tenant="acme", groups=groups)
-            await lock.identities.register(person, by="test")
-            tokens[name] = await lock.tokens.issue(
-                subject=did, scopes=[], tools=[ToolGrant("*")], ttl_s=3600, by=lock.caller
+            await app.identities.register(person, by="test")
+            tokens[name] = await app.tokens.issue(
+                subject=did, scopes=[], tools=[ToolGrant("*")], ttl_s=3600, by=app.caller
             )
     eve = holding(desk, tokens["eve"])
     attempts = [("show", ticket), ("deny", ticket)]
@@ -540,16 +540,16 @@ def test_an_agent_cannot_agree_in_advance(desk: Cli, cast: Cast) -> None:
 
 
 async def test_a_piece_of_an_id_means_its_ticket_only_while_no_other_fits(desk: Cli) -> None:
-    async with Interlock.open(desk.home, housekeeping=False) as lock:
+    async with Interlock.open(desk.home, housekeeping=False) as app:
         mail = {"account": "cash", "to": "press@example.org"}
-        pending = [await lock.call("demo.mail_statement", mail, key=f"k-{number}") for number in range(2)]
+        pending = [await app.call("demo.mail_statement", mail, key=f"k-{number}") for number in range(2)]
         ids: list[str] = [one.metadata["pending"]["ticketId"] for one in pending]
         for one in ids:
             for piece in (one, one[4:], one[-8:], f"#{one[-8:].lower()}", f"{one[:26]}…", one.lower()):
-                assert (await lock.approvals.show(piece)).id == one
+                assert (await app.approvals.show(piece)).id == one
         for piece in ("", "apr_", ids[0][:7], ids[0][4:9], ids[0][-3:], "%", "____", "nonsense"):
             with pytest.raises(Failure) as caught:
-                await lock.approvals.show(piece)
+                await app.approvals.show(piece)
             assert caught.value.code == "E3702"
 
 

@@ -40,17 +40,17 @@ async def test_a_backup_during_calls_comes_back_elsewhere_whole_and_with_its_key
     assert await asyncio.to_thread(post, cli, "before") == (True, False)
     begun, done = asyncio.Event(), asyncio.Event()
 
-    async def work(lock: Interlock) -> int:
+    async def work(app: Interlock) -> int:
         made = 0
         while not done.is_set():
             made += 1
             arguments = {"account": "cash", "cents": 1}
-            assert (await lock.call("demo.post", arguments, key=f"meanwhile-{made}")).ok
+            assert (await app.call("demo.post", arguments, key=f"meanwhile-{made}")).ok
             begun.set()
         return made
 
-    async with Interlock.open(cli.home) as lock:
-        working = asyncio.ensure_future(work(lock))
+    async with Interlock.open(cli.home) as app:
+        working = asyncio.ensure_future(work(app))
         try:
             await asyncio.wait_for(begun.wait(), 30)
             copied = await asyncio.to_thread(cli, "backup", "copy", "--json")
@@ -108,8 +108,8 @@ def test_a_backup_leaves_the_home_and_its_schema_as_they_are(cli: Cli) -> None:
 
 async def test_tools_that_came_through_a_door_are_there_wherever_the_home_comes_back(fresh: Cli) -> None:
     say = manifest("say", ["echo", "1"], {"type": "integer"}, parameters={"text": TEXT}, execution={"parse": "json"})
-    async with Interlock.open(fresh.home, housekeeping=False) as lock:
-        await Registration(lock, lock.admissions).register(say, by=lock.caller)
+    async with Interlock.open(fresh.home, housekeeping=False) as app:
+        await Registration(app, app.admissions).register(say, by=app.caller)
     assert fresh("backup", "copy").code == 0
     fresh.home.rename(fresh.path / "away")
     restored = elsewhere(fresh)
@@ -136,17 +136,17 @@ async def test_a_restore_says_which_calls_a_server_will_make_by_itself(
 ) -> None:
     monkeypatch.setenv("INTERLOCK_DEMO_LEDGER", str(cli.ledger))
     ben = Caller(id="local:ben", groups=frozenset({"approvers"}))
-    async with Interlock.open(cli.home, housekeeping=False) as lock:
+    async with Interlock.open(cli.home, housekeeping=False) as app:
         mail = {"account": "cash", "to": "press@example.org"}
-        ticket = (await lock.call("demo.mail_statement", mail, key="m-1")).metadata["pending"]["ticketId"]
-        await lock.approvals.approve(ticket, by=ben)
+        ticket = (await app.call("demo.mail_statement", mail, key="m-1")).metadata["pending"]["ticketId"]
+        await app.approvals.approve(ticket, by=ben)
         assert cli("backup", "copy").code == 0
-        assert (await lock.approved_calls.resume(ticket)).ok
+        assert (await app.approved_calls.resume(ticket)).ok
     assert cli("backup", "later").code == 0
     told = elsewhere(cli)("restore", "copy")
     assert "calls that were approved and had not run: 1; a server makes them as soon as it starts" in told.out
-    async with Interlock.open(cli.path / "restored", housekeeping=False) as lock:
-        assert [result.ok for result in await lock.approved_calls.resume_all()] == [True]
+    async with Interlock.open(cli.path / "restored", housekeeping=False) as app:
+        assert [result.ok for result in await app.approved_calls.resume_all()] == [True]
     assert elsewhere(cli, "second").ask("restore", "later")["calls_approved"] == 0
 
 
@@ -267,16 +267,16 @@ def scheduled(cli: Cli) -> list[str]:
 async def test_a_server_makes_a_backup_by_itself_once_for_all_processes_and_the_newest_can_be_tried(cli: Cli) -> None:
     assert post(cli, "before") == (True, False)
     folder = cli.path / "scheduled"
-    async with Interlock.open(cli.home, backup_to=folder, resume_approved=True) as lock:
+    async with Interlock.open(cli.home, backup_to=folder, resume_approved=True) as app:
         await seen(lambda: list(cli.path.glob("scheduled/*/interlock.db")))
         await seen(lambda: not list(cli.path.glob("scheduled/*/.incomplete")))
         [first] = scheduled(cli)
         assert first.startswith("interlock-")
-        assert (await Health(lock).ready())[1]["backups"] == "healthy"
+        assert (await Health(app).ready())[1]["backups"] == "healthy"
         # For another process the next one is due tomorrow.
         async with Interlock.open(cli.home, backup_to=folder, resume_approved=True) as other:
             assert (await other.call("demo.balance", {"account": "cash"})).ok
-            await seen(lambda: not lock.supervisor.failing)
+            await seen(lambda: not app.supervisor.failing)
     assert scheduled(cli) == [first]
     put_by_schedule(cli, folder)
     before = everything(cli.path / "scheduled")
@@ -321,12 +321,12 @@ def test_backups_are_removed_after_thirty_days_but_never_the_newest_nor_what_is_
 async def test_a_schedule_that_fails_is_told_and_tried_again(cli: Cli) -> None:
     blocked = cli.path / "scheduled"
     blocked.write_text("a file, where a folder should be")
-    async with Interlock.open(cli.home, backup_to=blocked, resume_approved=True) as lock:
-        await seen(lambda: lock.supervisor.failing)
-        [failing] = lock.supervisor.failing
+    async with Interlock.open(cli.home, backup_to=blocked, resume_approved=True) as app:
+        await seen(lambda: app.supervisor.failing)
+        [failing] = app.supervisor.failing
         assert failing.task == "backups"
         assert "cannot be made" in failing.error
-        status, parts = await Health(lock).ready()
+        status, parts = await Health(app).ready()
         assert (status, parts["backups"]) == ("degraded", "degraded")
 
 

@@ -33,13 +33,13 @@ limit = 1.0
 async def test_each_budget_says_what_is_spent_set_aside_and_left_and_when_it_starts_over(fresh: Cli) -> None:
     fresh.home.mkdir()
     (fresh.home / "settings.toml").write_text(SETTINGS)
-    async with Interlock.open(fresh.home, housekeeping=False) as lock:
-        await lock.charge("report", part="retrieval", amount=1.5, key="1")
-        await lock.charge("\U0010ffff", part="retrieval", amount=0.5, key="1")
+    async with Interlock.open(fresh.home, housekeeping=False) as app:
+        await app.charge("report", part="retrieval", amount=1.5, key="1")
+        await app.charge("\U0010ffff", part="retrieval", amount=0.5, key="1")
         held = budgets.budget_keys(
-            lock.settings.budgets, caller=lock.caller, session="", task="report", tool="any", now_ms=lock.clock.now_ms()
+            app.settings.budgets, caller=app.caller, session="", task="report", tool="any", now_ms=app.clock.now_ms()
         )
-        await lock.journal.commit(lambda tx: budgets.hold(tx, "01CALL", lock.instance.id, held, millionths(0.25)))
+        await app.journal.commit(lambda tx: budgets.hold(tx, "01CALL", app.instance.id, held, millionths(0.25)))
         told = fresh.ask("budgets")["budgets"]
         page = fresh("budgets").out
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)

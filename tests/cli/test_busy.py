@@ -21,16 +21,16 @@ pytestmark = pytest.mark.sqlite_only("the statements of a reader are interrupted
 
 
 @pytest_asyncio.fixture
-async def between(lock: Interlock, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+async def between(app: Interlock, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A call is recorded and signed before each statement of a reader, but for those that the call itself needs."""
     loop, statements = asyncio.get_running_loop(), list[str]()
     own = {threading.current_thread().name, "interlock-changes"}
     connect: Callable[..., sqlite3.Connection] = sqlite3.connect
 
     async def write() -> None:
-        await lock.call("demo.increment", name="a", key=f"k-{len(statements)}")
-        await lock.journal.drain()
-        lock.journal.anchor()
+        await app.call("demo.increment", name="a", key=f"k-{len(statements)}")
+        await app.journal.drain()
+        app.journal.anchor()
 
     class Interrupted(Connection):
         def execute(self, *given: Any) -> sqlite3.Cursor:
@@ -48,26 +48,26 @@ async def between(lock: Interlock, monkeypatch: pytest.MonkeyPatch) -> list[str]
 
 
 async def test_doctor_finds_nothing_broken_in_a_home_that_is_written_between_its_statements(
-    lock: Interlock, between: list[str]
+    app: Interlock, between: list[str]
 ) -> None:
-    findings = await asyncio.to_thread(examine, lock.home, machine=False)
+    findings = await asyncio.to_thread(examine, app.home, machine=False)
     assert len(between) > 10
     assert [one for one in findings if one.status == "broken"] == []
 
 
 async def test_verify_finds_the_chain_intact_in_a_home_that_is_written_between_its_statements(
-    lock: Interlock, between: list[str]
+    app: Interlock, between: list[str]
 ) -> None:
-    verdict = await asyncio.to_thread(verify, lock.home)
+    verdict = await asyncio.to_thread(verify, app.home)
     assert len(between) > 10
     assert verdict.faults == ()
     assert verdict.anchors > 1
 
 
-async def test_a_page_of_records_is_as_the_journal_was_at_one_moment(lock: Interlock, between: list[str]) -> None:
+async def test_a_page_of_records_is_as_the_journal_was_at_one_moment(app: Interlock, between: list[str]) -> None:
     from interlock.api.audit import Sought
 
-    found, after = await Audit(lock).records(Sought(), by=lock.caller, door="rest", limit=1000)
+    found, after = await Audit(app).records(Sought(), by=app.caller, door="rest", limit=1000)
     seqs = [one["seq"] for one in found]
     assert between
     assert seqs == list(range(1, len(seqs) + 1))

@@ -9,10 +9,10 @@ from tests.support.cli import Cli
 
 
 async def test_checkpoints_are_listed_with_label_time_and_size_and_as_documents(fresh: Cli) -> None:
-    async with Interlock.open(fresh.home, housekeeping=False) as lock:
-        await admit(lock, *tools.TOOLS)
+    async with Interlock.open(fresh.home, housekeeping=False) as app:
+        await admit(app, *tools.TOOLS)
         script = [["insist", "begun", {"at": 1}], ["insist", "phase_complete", [0] * 100]]
-        call = (await lock.call("check.awaits", {"script": script})).invocation_id
+        call = (await app.call("check.awaits", {"script": script})).invocation_id
     heads, *lines = fresh("calls", "checkpoints", call[:20]).out.splitlines()
     assert heads.split() == ["when", "label", "type", "size"]
     assert [line.split()[-4:] for line in lines] == [

@@ -1060,8 +1060,8 @@ def test_settling_needs_the_scope_for_it(cli: Cli) -> None:
 
 async def test_a_call_settled_after_its_window_is_still_replayed_for_a_whole_window(tmp_path: Path) -> None:
     now = 1_000_000_000_000
-    async with Interlock.open(tmp_path, store_clock=Clock(now_ms=lambda: now)) as lock:
-        await lock.journal.commit(
+    async with Interlock.open(tmp_path, store_clock=Clock(now_ms=lambda: now)) as app:
+        await app.journal.commit(
             lambda transaction: transaction.execute(
                 "INSERT INTO reservation (scope, tool, version, key, caller, input_hash, state, call, owner,"
                 " reserved_ms, expires_ms)"
@@ -1069,13 +1069,13 @@ async def test_a_call_settled_after_its_window_is_still_replayed_for_a_whole_win
                 (now - 90_000, now - 30_000),
             )
         )
-        assert [one.call for one in await reconcile.unknown_calls(lock.journal)] == ["call-1"]
-        seal = lock.gateway.storage.outcomes.seal
-        await reconcile.reconcile(lock.journal, lock.caller, "call-1", seal=seal, happened=True, value=7)
-        assert lock.journal.reader.all("SELECT state, expires_ms FROM reservation") == [("done", now + 60_000)]
-        assert await reconcile.unknown_calls(lock.journal) == []
+        assert [one.call for one in await reconcile.unknown_calls(app.journal)] == ["call-1"]
+        seal = app.gateway.storage.outcomes.seal
+        await reconcile.reconcile(app.journal, app.caller, "call-1", seal=seal, happened=True, value=7)
+        assert app.journal.reader.all("SELECT state, expires_ms FROM reservation") == [("done", now + 60_000)]
+        assert await reconcile.unknown_calls(app.journal) == []
         with pytest.raises(Failure) as caught:
-            await reconcile.reconcile(lock.journal, lock.caller, "call-1", seal=seal, happened=False)
+            await reconcile.reconcile(app.journal, app.caller, "call-1", seal=seal, happened=False)
         assert caught.value.code == "E3702"
 
 

@@ -224,10 +224,10 @@ async def test_what_is_read_at_rest_is_what_an_open_data_directory_tells(cli: Cl
     # Settings may say where the keys of sealed parts are, so now the data directory is opened for tickets.
     (cli.home / "settings.toml").write_text("")
     assert [cli.ask(*words) for words in approvals] == at_rest
-    async with Interlock.open(cli.home, housekeeping=False) as lock:
-        version = await any_version(lock.catalog, "demo.post", None)
-        await lock.measure()
-        told = contract_document(version, lock.availability(version.row), lock.latencies)
+    async with Interlock.open(cli.home, housekeeping=False) as app:
+        version = await any_version(app.catalog, "demo.post", None)
+        await app.measure()
+        told = contract_document(version, app.availability(version.row), app.latencies)
         assert orjson.loads(orjson.dumps(told)) == shown
-        assert await list_upstreams(lock) == upstreams
-        assert [one.did for one in await lock.identities.all()] == [one["did"] for one in identities]
+        assert await list_upstreams(app) == upstreams
+        assert [one.did for one in await app.identities.all()] == [one["did"] for one in identities]

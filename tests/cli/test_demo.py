@@ -39,11 +39,11 @@ async def test_what_the_demonstration_did_in_one_home_does_not_show_in_another(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
     asked: Json = {"account": "cash", "cents": 250, "key": "order-17"}
     for name in ("first", "second"):
-        async with Interlock.open(tmp_path / name, housekeeping=False) as lock:
-            await lock.add(demo_tools.post)
+        async with Interlock.open(tmp_path / name, housekeeping=False) as app:
+            await app.add(demo_tools.post)
             async with Interlock.open(tmp_path / "meanwhile", housekeeping=False):
                 pass
-            result = await lock.call("demo.post", **asked, caller=Caller(id="local:ann", kind="human", trust=90))
+            result = await app.call("demo.post", **asked, caller=Caller(id="local:ann", kind="human", trust=90))
             assert (result.value or {})["entry"] == 1, result.error
     written = [name for name in ("first", "second", "meanwhile", "user") if ledger_in(tmp_path / name)]
     assert written == ["first", "second"]

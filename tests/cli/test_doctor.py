@@ -212,10 +212,10 @@ async def test_a_clock_that_was_set_forward_is_told_with_what_to_do(tmp_path: Pa
     home = tmp_path / "home"
     now_ms = Clock().now_ms()
     clock = FakeClock(now_ms - 10 * 86_400_000)
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
-        await lock.journal.commit(lambda transaction: None)
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
+        await app.journal.commit(lambda transaction: None)
         clock.now_ms = now_ms
-        await lock.journal.commit(lambda transaction: None)
+        await app.journal.commit(lambda transaction: None)
     (told,) = [one for one in examine(home_at(home), machine=False) if one.name == "clock"]
     assert told.status == "attention"
     assert "the clock was set forward by 10 d" in told.what
@@ -226,8 +226,8 @@ async def test_a_clock_that_was_set_forward_is_told_with_what_to_do(tmp_path: Pa
 async def test_a_clock_that_is_behind_what_was_written_is_told(cli: Cli) -> None:
     assert of(cli, "clock", "good").advice == ""
     ahead = FakeClock(Clock().now_ms() + 7_200_000)
-    async with Interlock.open(cli.home, clock=ahead.clock, housekeeping=False) as lock:
-        await lock.call("demo.balance", account="cash")
+    async with Interlock.open(cli.home, clock=ahead.clock, housekeeping=False) as app:
+        await app.call("demo.balance", account="cash")
     told = of(cli, "clock", "attention")
     assert "1 h 59 min behind the newest signed head" in told.what
     assert "set the clock" in told.advice

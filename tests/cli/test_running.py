@@ -26,12 +26,12 @@ async def brood() -> str:
 
 
 async def test_a_read_that_runs_is_listed_until_it_has_ended(fresh: Cli) -> None:
-    async with Interlock.open(fresh.home, housekeeping=False) as lock:
-        await admit(lock, brood)
+    async with Interlock.open(fresh.home, housekeeping=False) as app:
+        await admit(app, brood)
         gate.event = asyncio.Event()
-        running = asyncio.create_task(lock.call("own.brood"))
+        running = asyncio.create_task(app.call("own.brood"))
         async with asyncio.timeout(10):
-            while not lock.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'started'"):  # noqa: ASYNC110 - of the store
+            while not app.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'started'"):  # noqa: ASYNC110 - of the store
                 await asyncio.sleep(0.01)
         (listed,) = (await asyncio.to_thread(fresh.ask, "calls", "list"))["calls"]
         gate.event.set()
@@ -46,12 +46,12 @@ async def test_a_read_that_runs_is_listed_until_it_has_ended(fresh: Cli) -> None
 
 
 async def test_running_calls_beyond_the_first_page_are_reached(fresh: Cli) -> None:
-    async with Interlock.open(fresh.home, housekeeping=False) as lock:
-        await admit(lock, brood)
+    async with Interlock.open(fresh.home, housekeeping=False) as app:
+        await admit(app, brood)
         gate.event = asyncio.Event()
-        calls = [asyncio.create_task(lock.call("own.brood")) for _ in range(3)]
+        calls = [asyncio.create_task(app.call("own.brood")) for _ in range(3)]
         async with asyncio.timeout(10):
-            while lock.journal.reader.all("SELECT count(*) FROM journal WHERE kind = 'started'") != [(3,)]:  # noqa: ASYNC110
+            while app.journal.reader.all("SELECT count(*) FROM journal WHERE kind = 'started'") != [(3,)]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         first = await asyncio.to_thread(fresh.ask, "calls", "running", "--limit", "2")
         shown = (await asyncio.to_thread(fresh, "calls", "list", "--limit", "2")).out

@@ -92,12 +92,12 @@ async def test_what_cannot_be_used_is_refused_before_it_is_stored(
     from interlock.api.shared_config import SharedConfiguration
 
     names = {"policy": "policy.cedar", "principals": "principals.toml", "settings": "settings.toml"}
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        shared = SharedConfiguration(lock)
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        shared = SharedConfiguration(app)
         here = {name: (tmp_path / name).read_text() for name in ("policy.cedar", "principals.toml")}
-        await shared.push(here, by=lock.caller, instead_of=None)
+        await shared.push(here, by=app.caller, instead_of=None)
         with pytest.raises(Failure) as refused:
-            await shared.push({names[name]: text for name, text in files.items()}, by=lock.caller, instead_of=1)
+            await shared.push({names[name]: text for name, text in files.items()}, by=app.caller, instead_of=1)
         assert refused.value.code == "E3004"
         assert refused.value.details
         assert refused.value.details["faults"][0].startswith(told)
@@ -150,10 +150,10 @@ def test_without_a_configuration_to_follow_nothing_starts(cli: Cli) -> None:
 async def test_a_text_that_was_changed_in_the_store_is_not_used(tmp_path: Path) -> None:
     from interlock.api.shared_config import SharedConfiguration
 
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
         here = {name: (tmp_path / name).read_text() for name in ("policy.cedar", "principals.toml")}
-        await SharedConfiguration(lock).push(here, by=lock.caller, instead_of=None)
-        await lock.journal.commit(
+        await SharedConfiguration(app).push(here, by=app.caller, instead_of=None)
+        await app.journal.commit(
             lambda transaction: transaction.execute("UPDATE shared_config SET files = replace(files, 'local', 'other')")
         )
     with pytest.raises(Failure) as refused:

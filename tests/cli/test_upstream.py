@@ -49,8 +49,8 @@ async def test_era_questions_and_logs_of_a_server_are_options(fresh: Cli) -> Non
     refused = await asyncio.to_thread(fresh, "upstream", "add", "mcp", "notes", "--protocol", "modern", "--", *SCRIPTED)
     assert (refused.code, "no protocol version in common" in refused.err) == (1, True)
     await asyncio.to_thread(add, fresh, "--protocol", "handshake", "--no-questions", "--logs", server=SCRIPTED)
-    async with Interlock.open(fresh.home, housekeeping=False) as lock:
-        config = (await lock.upstreams.get("notes")).config
+    async with Interlock.open(fresh.home, housekeeping=False) as app:
+        config = (await app.upstreams.get("notes")).config
     assert (config["protocol"], config["questions"], config["logs"]) == ("handshake", False, True)
 
 
@@ -233,9 +233,9 @@ async def test_tools_of_an_upstream_that_does_not_answer_are_listed_and_shown_as
         return {listed["availability"], shown["availability"]}, (await asyncio.to_thread(fresh, "tools", "list")).out
 
     async with HttpServer.open() as server:
-        async with Interlock.open(fresh.home, housekeeping=False) as lock:
+        async with Interlock.open(fresh.home, housekeeping=False) as app:
             config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
-            await lock.upstreams.add("bank", "http", config, by=lock.caller, overlay=READS)
+            await app.upstreams.add("bank", "http", config, by=app.caller, overlay=READS)
         availability, line = await stands()
         assert (availability, "unavailable" in line) == ({"AVAILABLE"}, False)
         server.otherwise = lambda _: Answer(status=0)  # connections are closed without an answer
@@ -262,11 +262,11 @@ async def test_the_breaker_of_a_service_that_is_no_upstream_is_shown_where_opera
             return of
         raise Failure("E3502", "the ledger is away")
 
-    async with Interlock.open(fresh.home, housekeeping=False) as lock:
-        await lock.add(fails)
+    async with Interlock.open(fresh.home, housekeeping=False) as app:
+        await app.add(fails)
         for number in range(6):
-            assert not (await lock.call("bank.fails", {"of": f"C{number}"})).ok
-        await lock.gateway.services.settle()
+            assert not (await app.call("bank.fails", {"of": f"C{number}"})).ok
+        await app.gateway.services.settle()
         (service,) = (await asyncio.to_thread(fresh.ask, "upstream", "list"))["services"]
         assert (service["service"], service["state"]) == ("ledger", "open")
         assert service["retryAfterMs"] > 0
@@ -276,7 +276,7 @@ async def test_the_breaker_of_a_service_that_is_no_upstream_is_shown_where_opera
         words = (await asyncio.to_thread(fresh, "upstream", "show", "ledger")).out
         assert "ledger is no upstream, but a service that tools name" in words
         assert "breaker of ledger: open; no call for " in words
-        over_rest = await Service(lock).upstreams.all(by=Caller(id="local:root", scopes=frozenset({"tools:admin"})))
+        over_rest = await Service(app).upstreams.all(by=Caller(id="local:root", scopes=frozenset({"tools:admin"})))
         assert [(one["service"], one["state"]) for one in over_rest["services"]] == [("ledger", "open")]
         findings = (await asyncio.to_thread(fresh.ask, "doctor"))["findings"]
         (found,) = [one for one in findings if one["name"] == "services"]
@@ -285,15 +285,15 @@ async def test_the_breaker_of_a_service_that_is_no_upstream_is_shown_where_opera
 
 
 async def test_the_breakers_of_an_upstream_are_shown(fresh: Cli) -> None:
-    async with HttpServer.open() as server, Interlock.open(fresh.home, housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(fresh.home, housekeeping=False) as app:
         config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
         for name in ("bank", "bank2"):
-            await lock.upstreams.add(name, "http", config, by=lock.caller, overlay=READS)
+            await app.upstreams.add(name, "http", config, by=app.caller, overlay=READS)
         assert (await asyncio.to_thread(fresh.ask, "upstream", "show", "bank"))["services"] == []
         server.otherwise = lambda _: Answer(status=503)
         for number in range(6):
-            assert not (await lock.call("bank.rate", {"of": f"C{number}"})).ok
-        await lock.gateway.services.settle()
+            assert not (await app.call("bank.rate", {"of": f"C{number}"})).ok
+        await app.gateway.services.settle()
         services = (await asyncio.to_thread(fresh.ask, "upstream", "show", "bank"))["services"]
         assert [(one["service"].partition(" ")[0], one["state"]) for one in services] == [("bank", "open")] * len(
             services

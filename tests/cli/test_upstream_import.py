@@ -97,8 +97,8 @@ async def test_one_command_governs_every_server_of_a_file_and_a_failing_one_stop
             assert "milk and honey" in str(found.content)
             assert not (await session.call_tool("remote-search", {"word": "milk"})).is_error
     # No credential is in clear in the data directory.
-    async with Interlock.open(fresh.home, housekeeping=False) as lock:
-        configs = json.dumps([one.config for one in await lock.upstreams.list()])
+    async with Interlock.open(fresh.home, housekeeping=False) as app:
+        configs = json.dumps([one.config for one in await app.upstreams.list()])
     assert KEY not in configs
     assert all(KEY.encode() not in one.read_bytes() for one in fresh.home.rglob("*") if one.is_file())
 
@@ -119,27 +119,27 @@ async def test_a_write_of_an_imported_server_is_described_tried_called_once_and_
         "tool": "write_file",
         "arguments": {"path": "/input/path", "content": "/before/structuredContent/content"},
     }
-    async with Interlock.open(fresh.home, housekeeping=False) as lock:
+    async with Interlock.open(fresh.home, housekeeping=False) as app:
 
         async def refreshed(undo: Json) -> tuple[str, str]:
             write_file: Json = {"mutation_class": "write_reversible", "undo": undo}
             tools: Json = {"read_text_file": {"mutation_class": "read_only"}, "write_file": write_file}
-            report = await lock.upstreams.refresh("files", by=lock.caller, overlay={"tools": tools})
+            report = await app.upstreams.refresh("files", by=app.caller, overlay={"tools": tools})
             return next((one.state, one.reason) for one in report.tools if one.name == "write_file")
 
-        asked = await lock.call("files.write_file", given, key="one")
+        asked = await app.call("files.write_file", given, key="one")
         assert asked.pending, "nothing says that it can be undone"
         state, reason = await refreshed(undo)
         assert (state, "example: {path: …, content: …}" in reason) == ("refused", True)
-        assert code(await lock.call("files.write_file", given, key="two")) == "E3102"
+        assert code(await app.call("files.write_file", given, key="two")) == "E3102"
         state, _ = await refreshed({**undo, "example": {"path": str(note), "content": "a trial"}})
         assert state == "changed", "a person looks at what their overlay makes of it"
-        await lock.upstreams.accept("files", by=lock.caller, reason="it is described now")
+        await app.upstreams.accept("files", by=app.caller, reason="it is described now")
         assert note.read_text() == "before", "the trial is undone"
-        done = await lock.call("files.write_file", given, key="three")
-        again = await lock.call("files.write_file", given, key="three")
+        done = await app.call("files.write_file", given, key="three")
+        again = await app.call("files.write_file", given, key="three")
         assert (done.ok, again.replayed, note.read_text()) == (True, True, "after")
-        assert (await lock.undo(done.invocation_id, key="undo-three")).ok
+        assert (await app.undo(done.invocation_id, key="undo-three")).ok
         assert note.read_text() == "before"
 
 

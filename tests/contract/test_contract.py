@@ -348,12 +348,12 @@ async def rate(currency: Annotated[str, Field(description="three letters", examp
 
 @pytest.mark.proves("LIFE-11")
 async def test_registering_an_interactive_tool_with_network_permissions_is_refused(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        admission = await lock.offer(rate, "library:")
+    async with Interlock.open(tmp_path) as app:
+        admission = await app.offer(rate, "library:")
         assert not admission.admitted
         [words] = admission.verdict.refused["timeout_class_assigned"]
         assert "external I/O" in words
-        error = (await lock.call("bank.rate", currency="EUR")).error
+        error = (await app.call("bank.rate", currency="EUR")).error
         assert error is not None
         assert error.row.error_code == "TOOL_NOT_FOUND"
 

@@ -142,7 +142,7 @@ ARGUMENTS: Json = {
 
 
 @pytest_asyncio.fixture
-async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
+async def app(tmp_path: Path) -> AsyncGenerator[Interlock]:
     heard.clear()
     async with Interlock.open(tmp_path / "home") as opened:
         yield opened
@@ -490,15 +490,15 @@ TYPED_DICTS = """
 """
 
 
-async def test_a_typed_dict_may_come_from_either_module(lock: Interlock, tmp_path: Path) -> None:
+async def test_a_typed_dict_may_come_from_either_module(app: Interlock, tmp_path: Path) -> None:
     made = declared(tmp_path, "from datetime import datetime\n" + inspect.cleandoc(TYPED_DICTS))
     row = made.manifest.parameters["$defs"]["Row"]
     assert row["required"] == ["a", "places"]
     assert row["description"] == "A row of a table."
     assert made.manifest.parameters["$defs"]["Place"]["required"] == ["street"]
-    await lock.add(made)
+    await app.add(made)
     given = {"a": 1.0, "when": "2026-01-02T03:04:05Z", "places": [{"street": "High"}]}
-    found = (await lock.call("made.find", {"x": given})).unwrap()
+    found = (await app.call("made.find", {"x": given})).unwrap()
     assert found == {"found": {"a": 1, "when": "2026-01-02T03:04:05Z", "places": [{"street": "High"}]}}
 
 
@@ -707,9 +707,9 @@ def test_the_place_of_a_file_does_not_change_the_declaration(tmp_path: Path) -> 
 # What a call delivers
 
 
-async def test_a_call_delivers_real_python_values(lock: Interlock) -> None:
-    await lock.add(gather)
-    result = await lock.call("types.gather", ARGUMENTS)
+async def test_a_call_delivers_real_python_values(app: Interlock) -> None:
+    await app.add(gather)
+    result = await app.call("types.gather", ARGUMENTS)
     assert result.ok, result.error
     assert heard.pop("ctx").__class__ is Context
     assert heard == {
@@ -734,26 +734,26 @@ async def test_a_call_delivers_real_python_values(lock: Interlock) -> None:
     assert isinstance(heard["level"], Level)
 
 
-async def test_results_come_back_as_json(lock: Interlock) -> None:
-    await lock.add(gather, happen, pick)
-    assert (await lock.call("types.gather", ARGUMENTS)).unwrap() == {
+async def test_results_come_back_as_json(app: Interlock) -> None:
+    await app.add(gather, happen, pick)
+    assert (await app.call("types.gather", ARGUMENTS)).unwrap() == {
         "points": [{"x": 1, "y": 0}, {"x": 2, "y": 3}],
         "label": "blue",
         "tags": [],
     }
-    assert (await lock.call("types.happen", title="tea")).unwrap() == {
+    assert (await app.call("types.happen", title="tea")).unwrap() == {
         "events": [{"title": "tea", "at": "2026-01-02T03:04:05Z", "level": 2}]
     }
-    assert (await lock.call("types.pick", index=1)).unwrap() == "blue"
-    assert (await lock.call("types.pick", index=0)).unwrap() is None
+    assert (await app.call("types.pick", index=1)).unwrap() == "blue"
+    assert (await app.call("types.pick", index=0)).unwrap() is None
 
 
 @pytest.mark.supports("REG-07")
 @pytest.mark.proves("CONTRACT-06")
-async def test_declared_defaults_are_filled_in_as_python_values(lock: Interlock) -> None:
-    await lock.add(gather)
+async def test_declared_defaults_are_filled_in_as_python_values(app: Interlock) -> None:
+    await app.add(gather)
     given = {name: value for name, value in ARGUMENTS.items() if name not in ("day", "key", "count", "ratio", "loud")}
-    assert (await lock.call("types.gather", given)).ok
+    assert (await app.call("types.gather", given)).ok
     assert [heard[name] for name in ("day", "key", "count", "ratio", "loud")] == [None, None, 5, 0.5, False]
 
 
@@ -771,28 +771,28 @@ async def test_declared_defaults_are_filled_in_as_python_values(lock: Interlock)
     ],
 )
 async def test_a_call_outside_the_contract_is_refused_before_the_tool_runs(
-    lock: Interlock, edits: Json, words: str
+    app: Interlock, edits: Json, words: str
 ) -> None:
-    await lock.add(gather)
+    await app.add(gather)
     heard.clear()
-    error = (await lock.call("types.gather", ARGUMENTS | edits)).error
+    error = (await app.call("types.gather", ARGUMENTS | edits)).error
     assert error is not None
     assert error.row.error_code == "INVALID_INPUT"
     assert words in error.message
     assert heard == {}
 
 
-async def test_a_whole_float_reaches_a_whole_number_parameter_as_one(lock: Interlock) -> None:
-    await lock.add(numbers)
-    assert (await lock.call("types.numbers", one=5.0)).unwrap() == ["int"]
-    assert (await lock.call("types.numbers", one=1e15)).unwrap() == ["int"]
-    assert not (await lock.call("types.numbers", one=5.5)).ok
+async def test_a_whole_float_reaches_a_whole_number_parameter_as_one(app: Interlock) -> None:
+    await app.add(numbers)
+    assert (await app.call("types.numbers", one=5.0)).unwrap() == ["int"]
+    assert (await app.call("types.numbers", one=1e15)).unwrap() == ["int"]
+    assert not (await app.call("types.numbers", one=5.5)).ok
 
 
 @pytest.mark.parametrize("arguments", [{"maybe": 2.0}, {"several": [2.0, 3]}, {"by_name": {"a": 2.0}}], ids=repr)
-async def test_a_whole_float_inside_a_type_arrives_as_a_whole_number_too(lock: Interlock, arguments: Json) -> None:
-    await lock.add(numbers)
-    result = await lock.call("types.numbers", {"one": 1} | arguments)
+async def test_a_whole_float_inside_a_type_arrives_as_a_whole_number_too(app: Interlock, arguments: Json) -> None:
+    await app.add(numbers)
+    result = await app.call("types.numbers", {"one": 1} | arguments)
     assert set(result.unwrap()) == {"int"}
 
 
@@ -801,21 +801,21 @@ async def test_a_whole_float_inside_a_type_arrives_as_a_whole_number_too(lock: I
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
 async def test_the_context_may_stand_anywhere_among_the_parameters(
-    lock: Interlock, tmp_path: Path, signature: str, kind: str
+    app: Interlock, tmp_path: Path, signature: str, kind: str
 ) -> None:
     made = declared(
         tmp_path,
         f'@read\n{kind} find({signature}) -> int:\n    "Find a number."\n    assert ctx.invocation_id\n    return x',
     )
     assert list(made.manifest.parameters["properties"]) == ["x"]
-    [admission] = await lock.add(made)
+    [admission] = await app.add(made)
     assert admission.admitted
-    assert (await lock.call("made.find", x=3)).unwrap() == 3
+    assert (await app.call("made.find", x=3)).unwrap() == 3
 
 
-async def test_a_tool_without_parameters_takes_none(lock: Interlock, tmp_path: Path) -> None:
-    await lock.add(declared(tmp_path, '@read\ndef find() -> int:\n    "Find a number."\n    return 4'))
-    assert (await lock.call("made.find")).unwrap() == 4
-    error = (await lock.call("made.find", x=1)).error
+async def test_a_tool_without_parameters_takes_none(app: Interlock, tmp_path: Path) -> None:
+    await app.add(declared(tmp_path, '@read\ndef find() -> int:\n    "Find a number."\n    return 4'))
+    assert (await app.call("made.find")).unwrap() == 4
+    error = (await app.call("made.find", x=1)).error
     assert error is not None
     assert "`x` is not a parameter; the tool takes none" in error.message

@@ -43,13 +43,13 @@ async def test_annotations_that_claim_safety_change_no_decision(tmp_path: Path) 
     boasting = parse_manifest(
         {**plain.document(), "annotations": {"readOnlyHint": True, "approved": True, "concurrency_safe": True}}
     )
-    async with Interlock.open(tmp_path) as lock:
+    async with Interlock.open(tmp_path) as app:
         contracts = [contract_of(plain), contract_of(boasting)]
         questions = [
-            Question(lock.caller, one, one.digest, {"to": "x"}, "invoke", "", "library", None, (0, 0), 0)
+            Question(app.caller, one, one.digest, {"to": "x"}, "invoke", "", "library", None, (0, 0), 0)
             for one in contracts
         ]
-        honest, claimed = [lock.policy.judge(question) for question in questions]
+        honest, claimed = [app.policy.judge(question) for question in questions]
     assert honest.behavior == claimed.behavior == "ask"
 
 
@@ -78,16 +78,16 @@ FORBID = 'forbid (principal, action, resource) when { context.arguments.to == "x
 async def test_annotations_change_neither_whether_a_tool_runs_alone_nor_who_is_asked_nor_where_it_gets_to(
     home: Path, rules: str, behaviors: tuple[str, str]
 ) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        lock.home.policy.write_text(lock.home.policy.read_text() + rules)
+    async with Interlock.open(home, housekeeping=False) as app:
+        app.home.policy.write_text(app.home.policy.read_text() + rules)
         without: Json = {}
         for number, facts in enumerate(({}, REVERSIBLE)):
-            without = await decided(lock, 500 + number, facts)
+            without = await decided(app, 500 + number, facts)
             assert without == {"alone": True, "network": False, "behavior": behaviors[number]}
             for claim, annotations in enumerate(CLAIMS):
-                said = await decided(lock, 600 + 10 * number + claim, {**facts, "annotations": annotations})
+                said = await decided(app, 600 + 10 * number + claim, {**facts, "annotations": annotations})
                 assert said == without, annotations
-        assert await decided(lock, 700, REVERSIBLE | {"concurrency_safe": True, "isolated_calls": True}) != without
+        assert await decided(app, 700, REVERSIBLE | {"concurrency_safe": True, "isolated_calls": True}) != without
 
 
 @pytest.mark.proves("CONTRACT-09")
@@ -162,19 +162,19 @@ FACTS: list[tuple[Json, Json, str | None]] = [
 ]
 
 
-async def decided(lock: Interlock, number: int, said: Json) -> Json:
+async def decided(app: Interlock, number: int, said: Json) -> Json:
     """What becomes of a tool that says this of itself: does it run alone, may it be called, where does it get to?"""
     document = {**sample.send.manifest.document(), "tool_id": f"tool_{number:03d}", **said}
     made = from_manifest(parse_manifest(document), sample.send.function, {})
-    await admit(lock, made)
+    await admit(app, made)
     contract = contract_of(made.manifest)
-    request = lock.request(contract.manifest.address, {"to": "x"}, key="k")
-    asked = Question(lock.caller, contract, contract.digest, {"to": "x"}, "invoke", "", "library", None, (0, 0), 0)
+    request = app.request(contract.manifest.address, {"to": "x"}, key="k")
+    asked = Question(app.caller, contract, contract.digest, {"to": "x"}, "invoke", "", "library", None, (0, 0), 0)
     everywhere = NetworkPolicy.model_validate({"allowed_domains": ["service.example"]})
     egress = EgressPolicy(agent=everywhere, manifest=contract.manifest.network_policy)
     return {
-        "alone": not await may_overlap(lock.catalog, request),
-        "behavior": lock.policy.judge(asked).behavior,
+        "alone": not await may_overlap(app.catalog, request),
+        "behavior": app.policy.judge(asked).behavior,
         "network": egress.objection("service.example", 443) is None,
     }
 
@@ -183,9 +183,9 @@ async def decided(lock: Interlock, number: int, said: Json) -> Json:
 async def test_a_tool_that_says_nothing_is_governed_as_unsafe_and_each_fact_changes_only_its_own_decision(
     home: Path,
 ) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        assert await decided(lock, 0, {}) == {"alone": True, "behavior": "ask", "network": False}
+    async with Interlock.open(home, housekeeping=False) as app:
+        assert await decided(app, 0, {}) == {"alone": True, "behavior": "ask", "network": False}
         for number, (before, fact, changed) in enumerate(FACTS, 1):
-            without = await decided(lock, 2 * number, before)
-            said = await decided(lock, 2 * number + 1, before | fact)
+            without = await decided(app, 2 * number, before)
+            said = await decided(app, 2 * number + 1, before | fact)
             assert {name for name in said if said[name] != without[name]} == ({changed} if changed else set()), fact

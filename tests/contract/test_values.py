@@ -321,16 +321,16 @@ execution: {target: "greedy.py:take"}
 
 @pytest.mark.parametrize("kind", ["async def", "def"])
 async def test_what_a_tool_of_a_manifest_does_to_its_arguments_reaches_nobody(
-    lock: Interlock, tmp_path: Path, kind: str
+    app: Interlock, tmp_path: Path, kind: str
 ) -> None:
     body = "names.clear(); rows['a'].clear(); more['b'].clear(); return 0"
     (tmp_path / "greedy.py").write_text(f"{kind} take(names, rows={{'a': []}}, more={{'b': []}}): {body}")
     (tmp_path / "greedy.yaml").write_text(MANIFEST)
-    await lock.add_from(str(tmp_path / "greedy.yaml"))
+    await app.add_from(str(tmp_path / "greedy.yaml"))
     given: Json = {"names": ["a"], "rows": {"a": [1]}, "more": {"b": [2]}}
     as_given = copy.deepcopy(given)
     for _ in range(3):
-        assert (await lock.call("greedy.take", given)).ok
+        assert (await app.call("greedy.take", given)).ok
         assert given == as_given
 
 
@@ -351,18 +351,18 @@ def _(arguments: Json, result: list[str]) -> None:
     result.append("verified")
 
 
-async def test_what_a_tools_checks_do_to_its_input_or_its_result_reaches_nobody(lock: Interlock) -> None:
-    await admit(lock, count)
+async def test_what_a_tools_checks_do_to_its_input_or_its_result_reaches_nobody(app: Interlock) -> None:
+    await admit(app, count)
     given: Json = {"names": ["a"]}
-    assert (await lock.call("greedy.count", given)).unwrap() == ["a"]
+    assert (await app.call("greedy.count", given)).unwrap() == ["a"]
     assert given == {"names": ["a"]}
 
 
 @pytest_asyncio.fixture
-async def greedy(lock: Interlock) -> AsyncGenerator[Interlock]:
-    await admit(lock, connect, empty, push)
+async def greedy(app: Interlock) -> AsyncGenerator[Interlock]:
+    await admit(app, connect, empty, push)
     seen.clear()
-    yield lock
+    yield app
 
 
 async def test_a_secret_that_a_tool_takes_out_of_its_argument_is_hidden_all_the_same(greedy: Interlock) -> None:

@@ -54,18 +54,18 @@ async def test_names_are_looked_up_while_tools_hold_all_default_threads() -> Non
 
 
 async def test_the_server_is_ready_while_tools_hold_all_default_threads(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        lock.issuer_keys.init("EdDSA")
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        app.issuer_keys.init("EdDSA")
         async with starving():
-            _, parts = await Service(lock).health.ready()
+            _, parts = await Service(app).health.ready()
     assert parts["signer"] == "healthy"
 
 
 async def test_large_inputs_are_read_while_tools_hold_all_default_threads(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await lock.add(total)
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await app.add(total)
         async with starving():
-            result = await asyncio.wait_for(lock.call("large.total", numbers=["7"] * 20_000), 60)
+            result = await asyncio.wait_for(app.call("large.total", numbers=["7"] * 20_000), 60)
     assert result.value == 140_000
 
 

@@ -113,22 +113,22 @@ def instrument() -> None:
 async def live(home: str, names: list[str], script: list[str], say: Callable[[str], None]) -> None:
     """Lead calls through what the script says, all at once."""
     clock = FakeClock(BASE_MS, seed=f"{names[0]}-{script}")
-    async with opening(home, clock) as lock:
-        lock.catalog.attach(stamp)
+    async with opening(home, clock) as app:
+        app.catalog.attach(stamp)
 
         async def one(name: str) -> None:
             ticket = ""
             for act in script:
                 if act == "ask":
-                    result = await lock.call("demo.stamp", name=name, key=name)
+                    result = await app.call("demo.stamp", name=name, key=name)
                     ticket = result.metadata["pending"]["ticketId"]
                 elif act == "approve":
-                    await lock.approvals.approve(ticket, by=BEN)
+                    await app.approvals.approve(ticket, by=BEN)
                 elif act == "resume":
-                    assert (await lock.approved_calls.resume(ticket)).ok
+                    assert (await app.approved_calls.resume(ticket)).ok
                 else:
                     clock.advance(float(act))
-                    await lock.approvals.sweep()
+                    await app.approvals.sweep()
                 say(f"{name} {act}\n")
 
         await asyncio.gather(*map(one, names))

@@ -100,13 +100,13 @@ def _around(phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def run_calls(home: str, names: list[str], say: Callable[[str], None], together: bool) -> None:
-    async with Interlock.open(home) as lock:
-        lock.catalog.attach(mark)
+    async with Interlock.open(home) as app:
+        app.catalog.attach(mark)
 
         say(f"{READY}\n")
 
         async def one(name: str) -> None:
-            result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}", session=name)
+            result = await app.call("demo.mark", {"name": name}, key=f"key-{name}", session=name)
             say(f"{name} {'ok' if result.ok else result.error and result.error.code}\n")
 
         if together:

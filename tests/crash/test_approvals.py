@@ -34,8 +34,8 @@ class Scene:
         self.turns: list[dict[str, Any]] = []
 
     async def prepare(self) -> None:
-        async with opening(str(self.home), FakeClock(BASE_MS, seed="first")) as lock:
-            await admit(lock, stamp)
+        async with opening(str(self.home), FakeClock(BASE_MS, seed="first")) as app:
+            await admit(app, stamp)
 
     def drive(self, mode: str, count: int) -> None:
         done = subprocess.run(
@@ -62,9 +62,9 @@ class Scene:
         assert len(made) == len(set(made)), "an effect was made twice"
         return made
 
-    async def states(self, lock: Interlock) -> dict[str, str]:
+    async def states(self, app: Interlock) -> dict[str, str]:
         """The state of each name's ticket; there is never more than one."""
-        found = [(ticket.params["name"], ticket.state) for ticket in await lock.approvals.list(every=True)]
+        found = [(ticket.params["name"], ticket.state) for ticket in await app.approvals.list(every=True)]
         assert len(found) == len(dict(found))
         return dict(found)
 
@@ -81,46 +81,46 @@ async def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return made
 
 
-async def send(lock: Interlock, name: str) -> Result:
-    return await lock.call("demo.stamp", name=name, key=name)
+async def send(app: Interlock, name: str) -> Result:
+    return await app.call("demo.stamp", name=name, key=name)
 
 
 async def judge(scene: Scene) -> None:
     """Every promise, on what the dead left behind; then everything is sent again, approved and gone on with."""
     made = scene.made()
-    async with opening(str(scene.home), FakeClock(BASE_MS, seed="judge")) as lock:
-        lock.catalog.attach(stamp)
-        before = await scene.states(lock)
+    async with opening(str(scene.home), FakeClock(BASE_MS, seed="judge")) as app:
+        app.catalog.attach(stamp)
+        before = await scene.states(app)
         assert scene.acknowledged("ask") <= before.keys(), "a ticket was lost"
         decided = {name for name, state in before.items() if state in ("APPROVED", "USED")}
         assert scene.acknowledged("approve") <= decided, "a decision was lost"
         assert scene.acknowledged("resume") <= set(made), "an effect was lost"
         used = {name for name, state in before.items() if state == "USED"}
         assert set(made) <= used, "an effect without an approval that was used for it"
-        assert made_in_order(lock)
+        assert made_in_order(app)
         for name in scene.names:
-            result = await send(lock, name)
+            result = await send(app, name)
             if before.get(name) in (None, "PENDING"):
                 assert result.pending
-                ticket = await lock.approvals.approve(result.metadata["pending"]["ticketId"], by=BEN)
-                assert (await lock.approved_calls.resume(ticket.id)).unwrap() == name
+                ticket = await app.approvals.approve(result.metadata["pending"]["ticketId"], by=BEN)
+                assert (await app.approved_calls.resume(ticket.id)).unwrap() == name
             elif before[name] == "APPROVED":
                 assert result.unwrap() == name
             else:
                 # It was used: it is told again how that ended, or that nobody can know.
                 cut_off = result.error is not None and result.error.code == "E3409"
                 assert cut_off or (result.replayed and name in made)
-        assert await lock.approved_calls.resume_all() == []
-        unknown = lock.journal.reader.all("SELECT key FROM reservation WHERE state = 'unknown'")
+        assert await app.approved_calls.resume_all() == []
+        unknown = app.journal.reader.all("SELECT key FROM reservation WHERE state = 'unknown'")
         assert set(scene.names) - set(scene.made()) <= {key for (key,) in unknown}
     scene.prove_chain()
 
 
-def made_in_order(lock: Interlock) -> bool:
+def made_in_order(app: Interlock) -> bool:
     """Whether every intent cites a ticket that was approved, and used in the same breath, before it."""
     approved: set[str] = set()
     used: Counter[str] = Counter()
-    for kind, body in lock.journal.reader.all("SELECT kind, body FROM journal ORDER BY seq"):
+    for kind, body in app.journal.reader.all("SELECT kind, body FROM journal ORDER BY seq"):
         record = orjson.loads(body)
         if kind == "approval" and record["act"] == "approved":
             approved.add(record["approvalTicketId"])
@@ -153,14 +153,14 @@ async def test_a_kill_at_an_escalation_neither_skips_a_step_nor_repeats_one(scen
     scene.drive("escalation", 3)
     assert len(scene.turns) == 3 * len(ESCALATION)
     for _ in range(2):
-        async with opening(str(scene.home), FakeClock(BASE_MS + 3_601_000, seed="judge")) as lock:
-            assert set(scene.names) == (await scene.states(lock)).keys()
-            for ticket in await lock.approvals.list():
-                told = lock.journal.reader.all(
+        async with opening(str(scene.home), FakeClock(BASE_MS + 3_601_000, seed="judge")) as app:
+            assert set(scene.names) == (await scene.states(app)).keys()
+            for ticket in await app.approvals.list():
+                told = app.journal.reader.all(
                     "SELECT step FROM notification WHERE ticket = ? ORDER BY rowid", (ticket.id,)
                 )
                 assert [step for (step,) in told] == [0, 1]
-                escalated = lock.journal.reader.all(
+                escalated = app.journal.reader.all(
                     "SELECT body FROM journal WHERE call = ? AND kind = 'approval'", (ticket.call,)
                 )
                 assert [orjson.loads(body)["act"] for (body,) in escalated] == ["escalated"]
@@ -176,15 +176,15 @@ async def test_a_machine_that_is_down_when_a_ticket_expires_runs_nothing_when_it
     }
     for turn in scene.turns:
         (name,) = turn["names"]
-        async with opening(turn["home"], FakeClock(BASE_MS + DAY * 1000, seed="judge")) as lock:
-            lock.catalog.attach(stamp)
+        async with opening(turn["home"], FakeClock(BASE_MS + DAY * 1000, seed="judge")) as app:
+            app.catalog.attach(stamp)
             ended = "LAPSED" if name in approved else "AUTO_DENIED"
-            assert await scene.states(lock) == {name: ended}, "a ticket outlived its time"
-            assert await lock.approved_calls.resume_all() == []
-            result = await send(lock, name)
+            assert await scene.states(app) == {name: ended}, "a ticket outlived its time"
+            assert await app.approved_calls.resume_all() == []
+            result = await send(app, name)
             assert result.error is not None
             assert result.error.code == "E3209"
-            rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed'")
+            rows = app.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed'")
             ends = [record["call"] for (body,) in rows if (record := orjson.loads(body))["source"] == "synthetic"]
             assert len(ends) == 1, "a call was closed twice, or never"
         verdict = verify(home_at(turn["home"]))

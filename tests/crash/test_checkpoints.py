@@ -25,16 +25,16 @@ STEPS = 1000
 @pytest.mark.parametrize("way", ["check.awaits", "check.caged_for_long"])
 async def test_a_killed_process_leaves_every_checkpoint_that_its_tool_was_told_of(tmp_path: Path, way: str) -> None:
     home = tmp_path / "home"
-    async with Interlock.open(home, caller="local:ann") as lock:
-        await admit(lock, *tools.TOOLS)
+    async with Interlock.open(home, caller="local:ann") as app:
+        await admit(app, *tools.TOOLS)
     told = await asyncio.to_thread(_killed, home, way)
-    async with Interlock.open(home, caller="local:ann") as lock:
-        ((call,),) = lock.journal.reader.all("SELECT DISTINCT call FROM checkpoint")
-        saved = await lock.checkpoints(call)
+    async with Interlock.open(home, caller="local:ann") as app:
+        ((call,),) = app.journal.reader.all("SELECT DISTINCT call FROM checkpoint")
+        saved = await app.checkpoints(call)
         assert len(saved) >= told >= 5
         assert [one.state for one in saved] == [{"at": step} for step in range(len(saved))]
-        assert len(records(lock, call, "checkpoint")) == len(saved)
-        (closed,) = records(lock, call)
+        assert len(records(app, call, "checkpoint")) == len(saved)
+        (closed,) = records(app, call)
         assert closed["error_code"] == "E3404"
     assert verify(home_at(home)).intact
 
@@ -57,11 +57,11 @@ def _saved(told: list[bytes]) -> int:
 
 
 async def _save_on_and_on(home: str, way: str) -> None:
-    async with Interlock.open(home, caller="local:ann", checkpoints_per_call=STEPS) as lock:
+    async with Interlock.open(home, caller="local:ann", checkpoints_per_call=STEPS) as app:
         for one in tools.TOOLS:
-            lock.catalog.attach(one)
+            app.catalog.attach(one)
         script = [["insist", "phase_complete", {"at": step}] for step in range(STEPS)]
-        print(await lock.call(way, {"script": script}, on_progress=lambda facts: print(facts["message"])))
+        print(await app.call(way, {"script": script}, on_progress=lambda facts: print(facts["message"])))
 
 
 if __name__ == "__main__":

@@ -49,20 +49,20 @@ async def judge(home: Path, lines: Path, turns: list[dict[str, Any]], monkeypatc
     acknowledged = {name for turn in turns for name, answer in turn["acknowledged"].items() if answer == "ok"}
     assert acknowledged <= set(made), "an acknowledged effect was lost"
     assert {answer for turn in turns for answer in turn["acknowledged"].values()} <= {"ok"}
-    async with Interlock.open(home) as lock:
-        lock.catalog.attach(mark)
-        rows = lock.journal.reader.all("SELECT key, state FROM reservation")
+    async with Interlock.open(home) as app:
+        app.catalog.attach(mark)
+        rows = app.journal.reader.all("SELECT key, state FROM reservation")
         state = {key.removeprefix("key-"): status for key, status in rows}
         assert "executing" not in state.values(), "an intent of a dead process was not reported"
         assert set(made) <= state.keys(), "an effect has no record"
-        closed = {row[0] for row in lock.journal.reader.all("SELECT DISTINCT call FROM journal WHERE kind = 'closed'")}
-        intents = {row[0] for row in lock.journal.reader.all("SELECT DISTINCT call FROM journal WHERE kind = 'intent'")}
+        closed = {row[0] for row in app.journal.reader.all("SELECT DISTINCT call FROM journal WHERE kind = 'closed'")}
+        intents = {row[0] for row in app.journal.reader.all("SELECT DISTINCT call FROM journal WHERE kind = 'intent'")}
         assert intents <= closed, "a call was never closed"
         names = [name for turn in turns for name in turn["names"]]
-        rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'mutation'")
+        rows = app.journal.reader.all("SELECT body FROM journal WHERE kind = 'mutation'")
         entries = [(entry["affectedResource"], entry["newValue"]) for entry in (json.loads(body) for (body,) in rows)]
         assert len(entries) == len(set(entries)), "a change has two entries"
-        kept = {name for name in names if json.loads(lock.gateway.storage.sessions.read(lock.caller, name)[1])}
+        kept = {name for name in names if json.loads(app.gateway.storage.sessions.read(app.caller, name)[1])}
         told = {value for resource, value in entries if resource == "session:marked"}
         assert kept == told, "a change of a session without an entry, or an entry without a change"
         lined = {value for resource, value in entries if resource != "session:marked"}
@@ -72,7 +72,7 @@ async def judge(home: Path, lines: Path, turns: list[dict[str, Any]], monkeypatc
         assert settled == kept == lined, "a change, its entry and its key were not written together"
         assert {state[name] for name in names if name in state and name not in settled} <= {"unknown"}
         for name in names:
-            result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}", session=name)
+            result = await app.call("demo.mark", {"name": name}, key=f"key-{name}", session=name)
             if state.get(name) == "unknown":
                 assert result.error is not None
                 assert result.error.code == "E3409"
@@ -115,8 +115,8 @@ async def test_a_kill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, mo
 
 @pytest.mark.proves("IDEM-08")
 async def test_a_commit_is_on_disk_before_it_counts(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        found = await lock.journal.commit(
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        found = await app.journal.commit(
             lambda transaction: [transaction.one(f"PRAGMA {name}") for name in ("synchronous", "journal_mode")]
         )
     assert found == [(2,), ("wal",)], "the connection that writes waits for the disk (synchronous=FULL)"
@@ -148,18 +148,18 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_a_process_that
     home = tmp_path / "home"
     await prepare(home, mark)
     heard = asyncio.Queue[Alert]()
-    async with Interlock.open(home) as lock:
-        lock.gateway.telemetry.alerts.listeners.append(heard.put_nowait)
+    async with Interlock.open(home) as app:
+        app.gateway.telemetry.alerts.listeners.append(heard.put_nowait)
         await die_in_a_write(home, tmp_path / "effects", "a")
         async with asyncio.timeout(10):
             alert = await heard.get()
-        ((call, state),) = lock.journal.reader.all("SELECT call, state FROM reservation")
+        ((call, state),) = app.journal.reader.all("SELECT call, state FROM reservation")
         assert state == "unknown"
         assert (alert.name, alert.severity, alert.tool, alert.invocation_id) == (
             "OUTCOME_UNKNOWN", "critical", "demo.mark@1.0.0", call,
         )  # fmt: skip
         assert f"interlock calls reconcile {call}" in caplog.text
-        assert b'interlock_signal_count{signal="OUTCOME_UNKNOWN"} 1' in await lock.gateway.telemetry.metrics.render()
+        assert b'interlock_signal_count{signal="OUTCOME_UNKNOWN"} 1' in await app.gateway.telemetry.metrics.render()
     async with Interlock.open(home) as later:
         assert "OUTCOME_UNKNOWN" not in later.gateway.observer.metrics
     assert heard.empty()
@@ -171,8 +171,8 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_whoever_opens_
     await prepare(home, mark)
     await die_in_a_write(home, tmp_path / "effects", "a")
     for told in (1, 0):
-        async with Interlock.open(home) as lock:
-            assert lock.gateway.observer.metrics["OUTCOME_UNKNOWN"] == told
+        async with Interlock.open(home) as app:
+            assert app.gateway.observer.metrics["OUTCOME_UNKNOWN"] == told
 
 
 # What is on record of it
@@ -183,14 +183,14 @@ from interlock import Caller, Hook, HookResult, Interlock
 from tests.crash.counter import wait
 
 async def main():
-    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
-        lock.catalog.attach(wait)
-        lock.hook(Hook(id="doubt", when="pre", run=lambda _: HookResult(permission="ask")))
-        pending = await lock.call("demo.wait", {"name": "a"})
+    async with Interlock.open(sys.argv[1], housekeeping=False) as app:
+        app.catalog.attach(wait)
+        app.hook(Hook(id="doubt", when="pre", run=lambda _: HookResult(permission="ask")))
+        pending = await app.call("demo.wait", {"name": "a"})
         ticket = pending.metadata["pending"]["ticketId"]
-        await lock.approvals.approve(ticket, by=Caller(id="local:ben", groups=frozenset({"approvers"})))
-        running = asyncio.create_task(lock.approved_calls.resume(ticket))
-        while not lock.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'started'"):
+        await app.approvals.approve(ticket, by=Caller(id="local:ben", groups=frozenset({"approvers"})))
+        running = asyncio.create_task(app.approved_calls.resume(ticket))
+        while not app.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'started'"):
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), 9)
 
@@ -205,8 +205,8 @@ async def test_the_record_of_a_call_whose_process_was_killed_has_every_field(tmp
     await die_in_a_write(home, lines, "a")
     reading = await asyncio.create_subprocess_exec(*forked.python(), "-c", HANGING, str(home), cwd=ROOT)
     assert await reading.wait() == -9
-    async with Interlock.open(home, housekeeping=False) as lock:
-        rows = lock.journal.reader.all("SELECT kind, body FROM journal WHERE kind IN ('intent', 'started', 'closed')")
+    async with Interlock.open(home, housekeeping=False) as app:
+        rows = app.journal.reader.all("SELECT kind, body FROM journal WHERE kind IN ('intent', 'started', 'closed')")
         found: dict[str, list[dict[str, Any]]] = {}
         for kind, body in rows:
             found.setdefault(kind, []).append(json.loads(body))
@@ -220,14 +220,14 @@ async def test_the_record_of_a_call_whose_process_was_killed_has_every_field(tmp
             assert record["timestamp"] >= begun["timestamp"]
             assert (record["status"], record["outputSummary"], record["sideEffects"]) == ("ERROR", None, [])
             assert (record["latencyMs"], record["inputHash"]) == (None, digest({"name": "a"}))
-            assert record["callerId"] == lock.caller.id
+            assert record["callerId"] == app.caller.id
         assert (write["authDecision"], write["errorCode"], write["error_code"]) == (
             "ALLOW",
             "PRECONDITION_FAILED",
             "E3409",
         )
         assert (write["mutationClass"], write["approvalTicketId"]) == ("write_reversible", None)
-        ticket = lock.journal.reader.all("SELECT id FROM ticket")[0][0]
+        ticket = app.journal.reader.all("SELECT id FROM ticket")[0][0]
         assert (read["mutationClass"], read["approvalTicketId"]) == ("read_only", ticket)
         assert read["authDecision"] == "REQUIRES_APPROVAL"
         assert read["errorCode"] is not None

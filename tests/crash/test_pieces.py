@@ -31,11 +31,11 @@ def killed(transaction, ref, number, piece, writer):
 
 async def main():
     payloads.add_piece = killed
-    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
-        lock.catalog.attach(changing)
-        lock.catalog.attach(produce)
+    async with Interlock.open(sys.argv[1], housekeeping=False) as app:
+        app.catalog.attach(changing)
+        app.catalog.attach(produce)
         key = "k" if sys.argv[2] == "demo.change_much" else None
-        await lock.call(sys.argv[2], {"size": LARGE}, caller=ANN, key=key)
+        await app.call(sys.argv[2], {"size": LARGE}, caller=ANN, key=key)
 
 asyncio.run(main())
 """
@@ -43,23 +43,23 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("name", [CHANGE, "piece.produce"])
 async def test_a_kill_between_two_pieces_leaves_a_home_in_order_and_the_pieces_go(tmp_path: Path, name: str) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await admit(lock, changing, produce)
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await admit(app, changing, produce)
     process = await asyncio.create_subprocess_exec(*forked.python(), "-c", DYING, str(tmp_path), name, cwd=ROOT)
     assert await process.wait() == -9
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await admit(lock, changing, produce)
-        assert lock.journal.reader.all("SELECT number FROM payload_piece ORDER BY 1") == [(1,), (2,)]
-        assert lock.journal.reader.all("SELECT count(*) FROM payload") == [(0,)]
-        await lock.maintain()
-        assert lock.journal.reader.all("SELECT count(*) FROM payload_piece") == [(0,)]
-        assert lock.journal.reader.all("SELECT count(*) FROM fact WHERE name LIKE 'pieces%'") == [(0,)]
-        again = await lock.call(name, {"size": LARGE}, caller=ANN, key="k" if name == CHANGE else None)
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await admit(app, changing, produce)
+        assert app.journal.reader.all("SELECT number FROM payload_piece ORDER BY 1") == [(1,), (2,)]
+        assert app.journal.reader.all("SELECT count(*) FROM payload") == [(0,)]
+        await app.maintain()
+        assert app.journal.reader.all("SELECT count(*) FROM payload_piece") == [(0,)]
+        assert app.journal.reader.all("SELECT count(*) FROM fact WHERE name LIKE 'pieces%'") == [(0,)]
+        again = await app.call(name, {"size": LARGE}, caller=ANN, key="k" if name == CHANGE else None)
         if name == CHANGE:
-            assert lock.journal.reader.all("SELECT key, state FROM reservation") == [("k", "unknown")]
+            assert app.journal.reader.all("SELECT key, state FROM reservation") == [("k", "unknown")]
             assert again.error is not None
             assert again.error.code == "E3409"
         else:
             assert again.persistence.ref is not None
-            assert len(await lock.read_payload(again.persistence.ref, caller=ANN)) == LARGE + 2
+            assert len(await app.read_payload(again.persistence.ref, caller=ANN)) == LARGE + 2
     assert verify(home_at(tmp_path)).faults == ()

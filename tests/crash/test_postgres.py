@@ -44,21 +44,21 @@ def through(proxy: Proxy, address: str) -> str:
 @asynccontextmanager
 async def opened(path: Path, address: str) -> AsyncGenerator[Interlock]:
     sample.reset()
-    async with Interlock.open(path, store=address, housekeeping=False) as lock:
-        await lock.add(sample.increment)
-        yield lock
+    async with Interlock.open(path, store=address, housekeeping=False) as app:
+        await app.add(sample.increment)
+        yield app
 
 
-async def write(lock: Interlock, key: str) -> Result:
+async def write(app: Interlock, key: str) -> Result:
     """Call until the answer is about the call and not about the store."""
     while True:
-        result = await lock.call("demo.increment", name=key, key=key)
+        result = await app.call("demo.increment", name=key, key=key)
         if result.error is None or result.error.code not in PASSING:
             return result
         await asyncio.sleep(0.01)
 
 
-async def write_until(lock: Interlock, ended: asyncio.Event) -> dict[str, Result]:
+async def write_until(app: Interlock, ended: asyncio.Event) -> dict[str, Result]:
     """Let several callers write one thing after the other, each under a key of its own, until told to end."""
     found: dict[str, Result] = {}
 
@@ -66,19 +66,19 @@ async def write_until(lock: Interlock, ended: asyncio.Event) -> dict[str, Result
         count = 0
         while not ended.is_set():
             key = f"{number}-{count}"
-            found[key] = await write(lock, key)
+            found[key] = await write(app, key)
             count += 1
 
     await asyncio.gather(*(caller(number) for number in range(CALLERS)))
     return found
 
 
-async def check(lock: Interlock, found: dict[str, Result]) -> None:
+async def check(app: Interlock, found: dict[str, Result]) -> None:
     """Each key ran once at most; what succeeded ran, is replayed, and what is not known is reported."""
     assert found
     assert set(sample.world.counters.values()) <= {1}
     for key, result in found.items():
-        again = await write(lock, key)
+        again = await write(app, key)
         if result.ok:
             assert (sample.world.counters[key], again.ok, again.replayed) == (1, True, True), (key, again)
         else:
@@ -97,16 +97,16 @@ async def test_connections_that_are_cut_at_any_byte_lose_nothing_and_double_noth
     tmp_path: Path, postgres_server: Server, proxy: Proxy
 ) -> None:
     address = postgres_server.new_schema()
-    async with opened(tmp_path / "home", through(proxy, address)) as lock:
+    async with opened(tmp_path / "home", through(proxy, address)) as app:
         ended = asyncio.Event()
-        writing = asyncio.create_task(write_until(lock, ended))
+        writing = asyncio.create_task(write_until(app, ended))
         proxy.cutting = 20_000
         proxy.cut_all()
         while proxy.cuts < CUTS:  # noqa: ASYNC110 - the proxy has threads of its own
             await asyncio.sleep(0.01)
         proxy.cutting = 0
         ended.set()
-        await check(lock, await writing)
+        await check(app, await writing)
     verdict = verify(home_at(tmp_path / "home", address))
     assert verdict.intact, verdict.faults
 
@@ -116,16 +116,16 @@ async def test_backends_that_are_ended_while_they_work_lose_nothing_and_double_n
 ) -> None:
     address = postgres_server.new_schema()
     schema = address.rpartition("%3D")[2]
-    async with opened(tmp_path / "home", f"{address}&application_name={schema}") as lock:
+    async with opened(tmp_path / "home", f"{address}&application_name={schema}") as app:
         ended = asyncio.Event()
-        writing = asyncio.create_task(write_until(lock, ended))
+        writing = asyncio.create_task(write_until(app, ended))
         with postgres_server.connect() as administrator:
             cuts = 0
             while cuts < CUTS:
                 rows = await asyncio.to_thread(administrator.execute, _END_ONE)
                 cuts += len(rows.fetchall())
         ended.set()
-        await check(lock, await writing)
+        await check(app, await writing)
     verdict = verify(home_at(tmp_path / "home", address))
     assert verdict.intact, verdict.faults
 
@@ -141,9 +141,9 @@ async def test_a_server_that_is_restarted_under_load_loses_nothing_and_doubles_n
     server = Server()
     try:
         address = server.new_schema()
-        async with opened(tmp_path / "home", address) as lock:
+        async with opened(tmp_path / "home", address) as app:
             ended = asyncio.Event()
-            writing = asyncio.create_task(write_until(lock, ended))
+            writing = asyncio.create_task(write_until(app, ended))
             for number in range(RESTARTS):
                 done = sample.world.runs
                 while sample.world.runs < done + 10:  # noqa: ASYNC110 - calls run in the background
@@ -154,7 +154,7 @@ async def test_a_server_that_is_restarted_under_load_loses_nothing_and_doubles_n
             while sample.world.runs < done + 10:  # noqa: ASYNC110 - calls run in the background
                 await asyncio.sleep(0.01)
             ended.set()
-            await check(lock, await writing)
+            await check(app, await writing)
         verdict = verify(home_at(tmp_path / "home", address))
         assert verdict.intact, verdict.faults
     finally:

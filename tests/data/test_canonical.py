@@ -119,18 +119,18 @@ async def test_each_tenant_of_a_home_has_a_secret_of_its_own(tmp_path: Path) -> 
     tenants = ("local", "acme", "acme2", "globex", "")
     callers = {tenant: Caller(id="user:ann", tenant=tenant) for tenant in tenants}
 
-    async def keys(lock: Interlock) -> dict[str, str]:
+    async def keys(app: Interlock) -> dict[str, str]:
         given: Json = {"tool": "demo.add", "step": "step-1", "params": {"a": 1}, "session": "s"}
-        return {tenant: await lock.key_for(**given, caller=caller) for tenant, caller in callers.items()}
+        return {tenant: await app.key_for(**given, caller=caller) for tenant, caller in callers.items()}
 
-    async with Interlock.open(tmp_path / "home") as lock:
-        first = await keys(lock)
+    async with Interlock.open(tmp_path / "home") as app:
+        first = await keys(app)
         assert len(set(first.values())) == len(tenants)
-        assert await lock.key_for("demo.add", "step-1", {"a": 1}, session="s") == first[lock.caller.tenant]
-        lock.act_as(callers["acme"])
-        assert await lock.key_for("demo.add", "step-1", {"a": 1}, session="s") == first["acme"]
-    async with Interlock.open(tmp_path / "home") as lock:
-        assert await keys(lock) == first
+        assert await app.key_for("demo.add", "step-1", {"a": 1}, session="s") == first[app.caller.tenant]
+        app.act_as(callers["acme"])
+        assert await app.key_for("demo.add", "step-1", {"a": 1}, session="s") == first["acme"]
+    async with Interlock.open(tmp_path / "home") as app:
+        assert await keys(app) == first
 
 
 @pytest.mark.proves("IDEM-02")
@@ -147,13 +147,13 @@ def test_a_key_is_hmac_sha256_over_delimited_parts_and_json(
 
 @pytest.mark.proves("IDEM-02")
 async def test_a_home_gives_the_same_key_for_the_same_step_after_a_restart(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path / "one") as lock:
-        first = await lock.key_for("demo.add", "step-1", {"a": 1, "b": 2}, session="s")
-    async with Interlock.open(tmp_path / "one") as lock:
-        assert await lock.key_for("demo.add", "step-1", {"b": 2.0, "a": 1}, session="s") == first
-        assert await lock.key_for("demo.add", "step-2", {"a": 1, "b": 2}, session="s") != first
-    async with Interlock.open(tmp_path / "two") as lock:
-        assert await lock.key_for("demo.add", "step-1", {"a": 1, "b": 2}, session="s") != first
+    async with Interlock.open(tmp_path / "one") as app:
+        first = await app.key_for("demo.add", "step-1", {"a": 1, "b": 2}, session="s")
+    async with Interlock.open(tmp_path / "one") as app:
+        assert await app.key_for("demo.add", "step-1", {"b": 2.0, "a": 1}, session="s") == first
+        assert await app.key_for("demo.add", "step-2", {"a": 1, "b": 2}, session="s") != first
+    async with Interlock.open(tmp_path / "two") as app:
+        assert await app.key_for("demo.add", "step-1", {"a": 1, "b": 2}, session="s") != first
 
 
 # What makes no difference

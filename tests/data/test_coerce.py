@@ -406,11 +406,11 @@ def test_text_for_a_text_field_is_the_same_object_afterwards(text: str) -> None:
 
 @pytest.mark.part_of("VALID-02", rest=SINKS)
 async def test_dangerous_looking_text_reaches_the_tool_byte_for_byte(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(keep)
+    async with Interlock.open(tmp_path) as app:
+        await app.add(keep)
         for text in ATTACKS:
             seen.clear()
-            result = await lock.call("plain.keep", text=text)
+            result = await app.call("plain.keep", text=text)
             assert result.unwrap() == text
             assert [heard.encode() for heard in seen] == [text.encode()]
 
@@ -427,13 +427,13 @@ async def take(
 
 @pytest.mark.supports("VALID-01")
 async def test_a_call_takes_text_for_numbers_and_refuses_what_would_lose_something(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(take)
+    async with Interlock.open(tmp_path) as app:
+        await app.add(take)
         sent = {"count": "42", "price": "19.99", "active": "true"}
-        assert (await lock.call("plain.take", sent)).unwrap() == [42, 19.99, True]
+        assert (await app.call("plain.take", sent)).unwrap() == [42, 19.99, True]
         assert sent == {"count": "42", "price": "19.99", "active": "true"}
         for wrong, code in (("1.5", "E3302"), ("4x", "E3301"), ("NaN", "E3301")):
-            error = (await lock.call("plain.take", count=wrong)).error
+            error = (await app.call("plain.take", count=wrong)).error
             assert error is not None
             assert error.code == code
             assert error.message.startswith("count: ")
@@ -441,10 +441,10 @@ async def test_a_call_takes_text_for_numbers_and_refuses_what_would_lose_somethi
 
 @pytest.mark.part_of("VALID-02", rest=SINKS)
 async def test_text_that_is_no_unicode_is_refused_before_the_tool_sees_it(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(keep)
+    async with Interlock.open(tmp_path) as app:
+        await app.add(keep)
         seen.clear()
-        error = (await lock.call("plain.keep", text="\ud800")).error
+        error = (await app.call("plain.keep", text="\ud800")).error
         assert error is not None
         assert error.row.error_code == "INVALID_INPUT"
         assert seen == []

@@ -141,13 +141,13 @@ async def order(
 @pytest.mark.part_of("VALID-02", rest=KITS)
 async def test_a_call_with_an_attack_in_a_fragment_is_refused_before_anything_runs(home: Path) -> None:
     ran.clear()
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, order)
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, order)
         for text in ATTACKS["sql"]:
-            error = (await lock.call("f.order", by=text, note=text)).error
+            error = (await app.call("f.order", by=text, note=text)).error
             assert error is not None
             assert (error.code, error.row.http, error.retryable) == ("E3305", 400, False)
         assert ran == []
         for text in ATTACKS["sql"]:
-            await lock.call("f.order", by="name", note=text)
+            await app.call("f.order", by="name", note=text)
         assert ran == [("name", text) for text in ATTACKS["sql"]], "the same text as plain data, letter for letter"

@@ -36,7 +36,7 @@ async def _listed(place: Place) -> dict[str, Any]:
     described = await stub.Describe(wire.DescribeRequest(tool_id="bank.rate"), metadata=metadata)
     discovered = await stub.Discover(wire.DiscoverRequest(page_size=1000), metadata=metadata)
     found: dict[str, Any] = {
-        "library": place.lock.availability((await place.lock.catalog.resolve("bank.rate")).row),
+        "library": place.app.availability((await place.app.catalog.resolve("bank.rate")).row),
         "rest list": _of(rest["tools"]),
         "rest show": shown["availability"],
         "rest interface": _enabled(shown),
@@ -67,10 +67,10 @@ def _of(tools: list[Json]) -> str:
 @pytest.mark.proves("REG-11", "CONTRACT-11")
 async def test_every_wire_marks_the_tools_of_an_upstream_that_does_not_answer(home: Path) -> None:
     async with opened(home) as place, HttpServer.open() as server:
-        upstreams = place.lock.upstreams
+        upstreams = place.app.upstreams
         config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
-        await upstreams.add("bank", "http", config, by=place.lock.caller, overlay=READS)
-        registered = (await place.lock.catalog.resolve("bank.rate")).row
+        await upstreams.add("bank", "http", config, by=place.app.caller, overlay=READS)
+        registered = (await place.app.catalog.resolve("bank.rate")).row
         assert set((await _listed(place)).values()) == {"AVAILABLE"}
         server.otherwise = lambda _: Answer(status=0)  # connections are closed without an answer
         assert await upstreams.probe("bank") == "unavailable"
@@ -85,7 +85,7 @@ async def test_every_wire_marks_the_tools_of_an_upstream_that_does_not_answer(ho
         server.otherwise = lambda _: json_answer({"rate": 1})
         assert await upstreams.probe("bank") == "available"
         assert set((await _listed(place)).values()) == {"AVAILABLE"}
-        assert (await place.lock.catalog.resolve("bank.rate")).row == registered, "and nothing was registered anew"
+        assert (await place.app.catalog.resolve("bank.rate")).row == registered, "and nothing was registered anew"
         for door, way in place.ways.items():
             assert (await way(Wish("bank.rate", {"of": "CHF"}))).error is None, door
 
@@ -94,9 +94,9 @@ async def test_every_wire_marks_the_tools_of_an_upstream_that_does_not_answer(ho
 async def test_a_loaded_tool_of_an_upstream_that_does_not_answer_leaves_the_surface_and_is_refused(home: Path) -> None:
     doors = ("mcp", "rest", "jsonrpc", "grpc")
     async with opened(home, surface="search", surface_doors=doors) as place, HttpServer.open() as server:
-        upstreams, bearer = place.lock.upstreams, place.bearer()
+        upstreams, bearer = place.app.upstreams, place.bearer()
         config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
-        await upstreams.add("bank", "http", config, by=place.lock.caller, overlay=READS)
+        await upstreams.add("bank", "http", config, by=place.app.caller, overlay=READS)
 
         async def shown() -> tuple[list[str], dict[str, str]]:
             listed: Json = (await place.http.get("/v1/tools", headers=bearer)).json()
@@ -163,9 +163,9 @@ async def _hearing(place: Place, door: str) -> AsyncGenerator[_Hearing]:
 @BOTH_ERAS
 async def test_sessions_are_told_when_an_upstream_stops_answering_and_when_it_is_back(home: Path, door: str) -> None:
     async with opened(home) as place, HttpServer.open() as server:
-        upstreams = place.lock.upstreams
+        upstreams = place.app.upstreams
         config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
-        await upstreams.add("bank", "http", config, by=place.lock.caller, overlay=READS)
+        await upstreams.add("bank", "http", config, by=place.app.caller, overlay=READS)
         async with _hearing(place, door) as session:
             server.otherwise = lambda _: Answer(status=0)
             assert await upstreams.probe("bank") == "unavailable"
@@ -178,12 +178,12 @@ async def test_sessions_are_told_when_an_upstream_stops_answering_and_when_it_is
 @BOTH_ERAS
 async def test_sessions_are_told_when_a_tool_is_quarantined_and_when_that_is_lifted(home: Path, door: str) -> None:
     async with opened(home) as place:
-        lock = place.lock
+        app = place.app
         async with _hearing(place, door) as session:
-            digest = (await lock.catalog.resolve("demo.add")).row.digest
-            await lock.journal.commit(quarantine.impose(digest, "demo.add@1.0.0", "a-call", "a test"))
+            digest = (await app.catalog.resolve("demo.add")).row.digest
+            await app.journal.commit(quarantine.impose(digest, "demo.add@1.0.0", "a-call", "a test"))
             assert await session.after("demo-add") is None
-            await lock.journal.commit(quarantine.lift(digest, by=lock.caller, reason="a test"))
+            await app.journal.commit(quarantine.lift(digest, by=app.caller, reason="a test"))
             assert (await session.after("demo-add")).name == "demo-add"
 
 
@@ -192,18 +192,18 @@ async def test_sessions_are_told_when_a_credential_or_a_rule_takes_a_tool_away_a
     home: Path, door: str
 ) -> None:
     async with opened(home) as place:
-        lock = place.lock
-        await admit(lock, offer("read_mail", "Read the mail of a mailbox.", permissions=["credential:mail/key"]))
+        app = place.app
+        await admit(app, offer("read_mail", "Read the mail of a mailbox.", permissions=["credential:mail/key"]))
         async with _hearing(place, door) as session:
-            await lock.secrets.set("mail/key", "s3cret-value", by="test")
+            await app.secrets.set("mail/key", "s3cret-value", by="test")
             assert (await session.after("office-read_mail")).name == "office-read_mail"
-            text = lock.policy.path.read_text()
+            text = app.policy.path.read_text()
             rule = 'forbid (principal, action == Action::"office.read_mail", resource);'
-            lock.policy.path.write_text(f'{text}\n@id("no-mail") {rule}\n')
+            app.policy.path.write_text(f'{text}\n@id("no-mail") {rule}\n')
             assert await session.after("office-read_mail") is None
-            lock.policy.path.write_text(text)
+            app.policy.path.write_text(text)
             assert (await session.after("office-read_mail")).name == "office-read_mail"
-            await lock.secrets.remove("mail/key", by="test")
+            await app.secrets.remove("mail/key", by="test")
             assert await session.after("office-read_mail") is None
 
 
@@ -213,7 +213,7 @@ async def test_every_wire_labels_a_cached_result_and_tells_its_age(home: Path) -
     async with opened(home, clock=clock.clock) as place, HttpServer.open() as server:
         config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
         overlay = {"tools": {"rate": {**READS["tools"]["rate"], "stale_s": 3600}}}
-        await place.lock.upstreams.add("bank", "http", config, by=place.lock.caller, overlay=overlay)
+        await place.app.upstreams.add("bank", "http", config, by=place.app.caller, overlay=overlay)
         server.otherwise = lambda _: json_answer({"rate": 1})
         wish = Wish("bank.rate", {"of": "CHF"})
         assert (await place.ways["rest"](wish)).data == {"rate": 1}

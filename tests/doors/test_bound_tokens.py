@@ -70,7 +70,7 @@ async def _(name: str, text: str) -> None:
 class World:
     """A served home; `whole` made all calls, the others are narrower tokens of the same agent for the same person."""
 
-    lock: Interlock
+    app: Interlock
     http: httpx.AsyncClient
     stub: GatewayStub
     base: str
@@ -87,7 +87,7 @@ class World:
         return (await self.rest("POST", "/v1/tools/invoke", by, body)).json()
 
     async def caller(self, by: str) -> Caller:
-        return await self.lock.caller_of(self.tokens[by])
+        return await self.app.caller_of(self.tokens[by])
 
 
 NARROWED: dict[str, Json] = {
@@ -100,25 +100,25 @@ WIDE_ENOUGH: Json = {"resources": ["note:a", "mail:ann"]}
 
 @pytest_asyncio.fixture
 async def world(home: Path) -> AsyncGenerator[World]:
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
-        await admit(lock, note)
-        lock.issuer_keys.init("EdDSA")
-        await lock.identities.register(Identity(did=did_of("ann"), name="ann", kind="human"), by="test")
-        await lock.identities.register(Identity(did=did_of("bot"), name="bot", kind="agent", trust=80), by="test")
+            app.catalog.attach(one)
+        await admit(app, note)
+        app.issuer_keys.init("EdDSA")
+        await app.identities.register(Identity(did=did_of("ann"), name="ann", kind="human"), by="test")
+        await app.identities.register(Identity(did=did_of("bot"), name="bot", kind="agent", trust=80), by="test")
         tokens = {
-            name: await lock.tokens.issue(
-                subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant("*")], by=lock.caller, **given
+            name: await app.tokens.issue(
+                subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant("*")], by=app.caller, **given
             )
             for name, given in {"whole": {}, "enough": WIDE_ENOUGH, **NARROWED}.items()
         }
         async with (
-            serving(Service(lock), Listening(port=0, grpc_port=0)) as server,
+            serving(Service(app), Listening(port=0, grpc_port=0)) as server,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=30) as http,
             grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
         ):
-            yield World(lock, http, GatewayStub(channel), f"http://127.0.0.1:{server.port}", tokens)
+            yield World(app, http, GatewayStub(channel), f"http://127.0.0.1:{server.port}", tokens)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ async def _mcp_resource(world: World, target: Target, by: str, query: str = "") 
 def _library(ask: Callable[[Interlock, Target, Caller], Any]) -> Ask:
     async def asked(world: World, target: Target, by: str) -> str | None:
         try:
-            found = ask(world.lock, target, await world.caller(by))
+            found = ask(world.app, target, await world.caller(by))
             if asyncio.iscoroutine(found):
                 await found
         except Failure as failure:
@@ -205,8 +205,8 @@ ABOUT_CALLS: dict[str, Ask] = {
     "Trace": _grpc("Trace"),
     "Cancel": _grpc("Cancel"),
     "Resume": _grpc("Resume"),
-    "library undo": _library(lambda lock, target, by: lock.undo(target.call, key="u", caller=by)),
-    "library checkpoints": _library(lambda lock, target, by: lock.checkpoints(target.call, caller=by)),
+    "library undo": _library(lambda app, target, by: app.undo(target.call, key="u", caller=by)),
+    "library checkpoints": _library(lambda app, target, by: app.checkpoints(target.call, caller=by)),
 }
 # Operations about what a call keeps.
 ABOUT_KEPT: dict[str, Ask] = {
@@ -216,8 +216,8 @@ ABOUT_KEPT: dict[str, Ask] = {
     "Part": _grpc("Part", "ref", "ref"),
     "resources/read": _mcp_resource,
     "resources/read of a part": partial(_mcp_resource, query="?start=0&stop=3"),
-    "library read_part": _library(lambda lock, target, by: lock.read_part(target.ref, Part(), caller=by)),
-    "library read_payload": _library(lambda lock, target, by: lock.read_payload(target.ref, caller=by)),
+    "library read_part": _library(lambda app, target, by: app.read_part(target.ref, Part(), caller=by)),
+    "library read_payload": _library(lambda app, target, by: app.read_payload(target.ref, caller=by)),
 }
 # Operations about one ticket.
 ABOUT_TICKETS: dict[str, Ask] = {
@@ -302,7 +302,7 @@ async def test_a_call_is_not_listed_for_a_token_bound_to_other_resources(world: 
 async def test_a_running_call_is_not_there_for_a_token_bound_to_other_resources(world: World, by: str) -> None:
     sample.world.gate = asyncio.Event()
     runs = await world.invoke("demo.note", {"name": "a", "text": "hi"}, execution_mode="async", idempotency_key="k")
-    await until(lambda: world.lock.ownership.history(runs["invocation_id"]))
+    await until(lambda: world.app.ownership.history(runs["invocation_id"]))
     target = Target(runs["invocation_id"])
     for name, ask in ABOUT_CALLS.items():
         assert await ask(world, target, by) == "E3702", name
@@ -331,9 +331,9 @@ async def test_a_waiting_call_and_its_ticket_are_not_there_for_a_token_bound_to_
 
 async def test_what_was_agreed_in_advance_is_not_there_for_a_token_bound_to_other_resources(world: World) -> None:
     boss = Caller(id="local:boss", kind="human", groups=frozenset({"approvers"}))
-    given = await world.lock.standing_approvals.grant(
+    given = await world.app.standing_approvals.grant(
         "demo.send", by=boss, caller=did_of("bot"), arguments={"to": "ann"}, uses=1,
-        expires_ms=world.lock.clock.now_ms() + 60_000,
+        expires_ms=world.app.clock.now_ms() + 60_000,
     )  # fmt: skip
     for by in NARROWED:
         assert (await world.rest("GET", "/v1/approvals/standing", by)).json() == {"standing": []}
@@ -358,8 +358,8 @@ async def test_who_holds_a_bound_token_hears_of_their_own_calls_even_where_those
     for code, (tool_id, arguments) in asked.items():
         started = await world.invoke(tool_id, arguments, "enough", execution_mode="async", idempotency_key=code)
         call_id = started["invocation_id"]
-        await until(lambda call_id=call_id: world.lock.ownership.history(call_id))
-        fresh = Service(world.lock).calls
+        await until(lambda call_id=call_id: world.app.ownership.history(call_id))
+        fresh = Service(world.app).calls
         assert (await fresh.status(call_id, await world.caller("enough")))["error_code"] == code
         with pytest.raises(Failure, match="no call"):
             await fresh.status(call_id, await world.caller("elsewhere"))
@@ -368,6 +368,6 @@ async def test_who_holds_a_bound_token_hears_of_their_own_calls_even_where_those
 async def test_a_resource_that_holds_a_credential_is_not_recorded(world: World) -> None:
     secret = "ghp_" + "a1B2" * 9
     made = await world.invoke("demo.note", {"name": f"{secret}"[:40], "text": f"/x/{secret}"}, idempotency_key="k")
-    records = orjson.dumps([one.get("resources") for one in await world.lock.ownership.history(made["invocation_id"])])
+    records = orjson.dumps([one.get("resources") for one in await world.app.ownership.history(made["invocation_id"])])
     assert secret.encode() not in records
     assert await ABOUT_CALLS["calls.status"](world, Target(made["invocation_id"]), "elsewhere") == "E3702"

@@ -108,7 +108,7 @@ async def test_mcp_refuses_too_many_values_before_it_looks_at_them(small: Place,
 
 @pytest.mark.parametrize("form", ["struct", "json"])
 async def test_grpc_refuses_too_many_values(small: Place, form: str) -> None:
-    door = GrpcDoor(Service(small.lock), address="127.0.0.1:0")
+    door = GrpcDoor(Service(small.app), address="127.0.0.1:0")
     port = await door.start()
     given = asked(5 * MOST)
     request = wire.InvokeRequest(tool_id="demo.echo")
@@ -133,7 +133,7 @@ LARGE = {"value": "a, b" * 5000}
 async def test_small_calls_go_on_while_large_ones_wait_for_the_thread_that_reads_them(small: Place, path: str) -> None:
     free = threading.Event()
     held = asyncio.create_task(INPUTS.run(free.wait))
-    door = GrpcDoor(Service(small.lock), address="127.0.0.1:0")
+    door = GrpcDoor(Service(small.app), address="127.0.0.1:0")
     port = await door.start()
     try:
         async with (
@@ -210,7 +210,7 @@ async def test_mcp_refuses_a_number_of_too_many_digits(small: Place, headers: di
 
 @pytest.mark.parametrize("said", [DIGITS, "NaN", "-Infinity", "1e999", '"\\ud800"'])
 async def test_grpc_refuses_what_the_other_doors_refuse(small: Place, said: str) -> None:
-    door = GrpcDoor(Service(small.lock), address="127.0.0.1:0")
+    door = GrpcDoor(Service(small.app), address="127.0.0.1:0")
     port = await door.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -228,19 +228,19 @@ async def test_grpc_refuses_what_the_other_doors_refuse(small: Place, said: str)
 
 async def test_the_library_refuses_a_number_of_too_many_digits(small: Place) -> None:
     for number in (10**309, -(10**309), 2 * 10**308, 10**5000):
-        refused = await small.lock.call("demo.echo", {"value": [number]})
+        refused = await small.app.call("demo.echo", {"value": [number]})
         assert isinstance(refused.error, Failure)
         assert refused.error.code == "E3004", refused.error
     # Whatever is finite as a double is taken.
     for number in (10**308 - 1, 10**308, 1e308):
-        assert (await small.lock.call("demo.echo", {"value": number})).value == number
+        assert (await small.app.call("demo.echo", {"value": number})).value == number
 
 
 async def test_the_library_refuses_too_many_values(small: Place) -> None:
-    refused = await small.lock.call("demo.echo", asked(5 * MOST))
+    refused = await small.app.call("demo.echo", asked(5 * MOST))
     assert isinstance(refused.error, Failure)
     assert (refused.error.code, refused.error.details) == ("E3004", {"mostValues": MOST})
-    assert (await small.lock.call("demo.echo", asked(MOST // 2))).ok
+    assert (await small.app.call("demo.echo", asked(MOST // 2))).ok
 
 
 async def test_a_peer_at_its_cap_loses_the_connection_that_was_idle_longest(small: Place) -> None:

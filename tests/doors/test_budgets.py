@@ -31,11 +31,11 @@ limit = 2.0
 
 
 async def spend(world: World, caller: Caller, session: str, task: str) -> None:
-    now_ms = world.lock.clock.now_ms()
-    rules = world.lock.settings.budgets
+    now_ms = world.app.clock.now_ms()
+    rules = world.app.settings.budgets
     held = budgets.budget_keys(rules, caller=caller, session=session, task=task, tool="any", now_ms=now_ms)
-    owner = world.lock.instance.id
-    await world.lock.journal.commit(lambda tx: budgets.hold(tx, f"{task}-{session}", owner, held, millionths(0.5)))
+    owner = world.app.instance.id
+    await world.app.journal.commit(lambda tx: budgets.hold(tx, f"{task}-{session}", owner, held, millionths(0.5)))
 
 
 async def shown(world: World, by: str, **query: Any) -> list[list[str]]:
@@ -49,7 +49,7 @@ async def shown(world: World, by: str, **query: Any) -> list[list[str]]:
 async def test_everybody_sees_what_is_theirs_and_auditors_all_of_their_tenant(home: Path) -> None:
     (home / "settings.toml").write_text(SETTINGS)
     async with serving(home) as world:
-        alice, boss = await world.lock.caller_of(world.tokens["alice"]), Caller(id=did_of("boss"))
+        alice, boss = await world.app.caller_of(world.tokens["alice"]), Caller(id=did_of("boss"))
         eve = Caller(id="eve", tenant="local2")
         await spend(world, alice, "s1", "t1")
         await spend(world, boss, "s2", "t2")
@@ -78,9 +78,9 @@ async def test_everybody_sees_what_is_theirs_and_auditors_all_of_their_tenant(ho
 async def test_whoever_looks_through_many_uses_holds_up_nobody(home: Path) -> None:
     (home / "settings.toml").write_text(SETTINGS)
     async with serving(home) as world:
-        alice = await world.lock.caller_of(world.tokens["alice"])
+        alice = await world.app.caller_of(world.tokens["alice"])
         before = orjson.dumps(["session", "*", None, 0, alice.tenant, alice.id, ""]).decode().removesuffix('"]')
-        await world.lock.journal.commit(
+        await world.app.journal.commit(
             lambda tx: tx.execute(
                 "WITH RECURSIVE number(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 30000)"
                 " INSERT INTO spend (budget, spent, held)"
@@ -88,7 +88,7 @@ async def test_whoever_looks_through_many_uses_holds_up_nobody(home: Path) -> No
                 (before,),
             )
         )
-        looking = asyncio.ensure_future(Service(world.lock).budgets.show(by=alice, door="rest"))
+        looking = asyncio.ensure_future(Service(world.app).budgets.show(by=alice, door="rest"))
         await asyncio.sleep(0)
         assert not looking.done()
         used = (await looking)[1]["used"]

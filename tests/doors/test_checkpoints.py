@@ -19,10 +19,10 @@ __all__ = ["world"]
     "STATE-07", rest="micro checkpoints, which do not exist yet, and the size from which they are packed"
 )
 async def test_a_long_call_shows_its_checkpoints_while_it_runs_and_afterwards(world: World) -> None:
-    await admit(world.lock, crawl)
+    await admit(world.app, crawl)
     sample.world.gate = asyncio.Event()
     heard: list[Any] = []
-    world.lock.listen(heard.append)
+    world.app.listen(heard.append)
     started = (await world.invoke("demo.crawl", {"steps": 3}, execution_mode="async")).json()
     where = f"/v1/calls/{started['invocation_id']}/checkpoints"
     await until(lambda: any(one.data.get("checkpoint") == "phase_complete" for one in heard))
@@ -47,7 +47,7 @@ async def test_a_long_call_shows_its_checkpoints_while_it_runs_and_afterwards(wo
 
 
 async def test_the_checkpoints_of_others_are_not_there(world: World) -> None:
-    await admit(world.lock, crawl)
+    await admit(world.app, crawl)
     made = (await world.invoke("demo.crawl", {"steps": 1})).json()
     none = (await world.invoke("demo.add", {"a": 1})).json()
     where = f"/v1/calls/{made['invocation_id']}/checkpoints"

@@ -138,7 +138,7 @@ async def _narrow(world: World) -> httpx.Response:
 
 
 async def _without_policy(world: World) -> httpx.Response:
-    world.lock.home.policy.write_text("permit (principal,")
+    world.app.home.policy.write_text("permit (principal,")
     world.clock.advance(5)
     return await world.invoke("demo.add", {"a": 1})
 
@@ -251,7 +251,7 @@ INSIDE: Mapping[str, Provoke] = {
 async def test_a_condition_inside_a_call_has_its_code_and_status(world: World, tmp_path: Path) -> None:
     _, programs = load(written(tmp_path / "programs.json", NAMED["bare"]))
     anchored = from_manifest(parse_manifest({k: v for k, v in ANCHORED.items() if v is not None}), _same, {})
-    await admit(world.lock, misfit, cell.attempt, nowhere(), pay.route, anchored, *programs)
+    await admit(world.app, misfit, cell.attempt, nowhere(), pay.route, anchored, *programs)
     for code, provoke in INSIDE.items():
         told(await provoke(world), code)
 
@@ -271,7 +271,7 @@ UPSTREAM: Mapping[str, Answer] = {
 async def test_a_condition_of_an_upstream_has_its_code_and_status(world: World) -> None:
     async with HttpServer.open() as server:
         config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
-        report = await world.lock.upstreams.add("bank", "http", config, by=world.lock.caller, overlay=READS)
+        report = await world.app.upstreams.add("bank", "http", config, by=world.app.caller, overlay=READS)
         assert [one.state for one in report.tools] == ["admitted"], report.tools[0].reason
         for code, answer in UPSTREAM.items():
             server.otherwise = lambda _, answer=answer: answer
@@ -283,7 +283,7 @@ async def test_a_condition_of_an_upstream_has_its_code_and_status(world: World) 
 async def test_a_refusal_of_an_upstream_that_is_not_retryable_is_met_once(world: World) -> None:
     async with HttpServer.open() as server:
         config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
-        await world.lock.upstreams.add("bank", "http", config, by=world.lock.caller, overlay=READS)
+        await world.app.upstreams.add("bank", "http", config, by=world.app.caller, overlay=READS)
         for status in (400, 401, 403, 404, 409, 410, 422):
             server.got.clear()
             server.otherwise = lambda _, status=status: Answer(status=status)
@@ -296,18 +296,18 @@ async def _vault_away(world: World, vault: FakeVault, _: Path) -> None:
 
 
 async def _key_expired(world: World, _: FakeVault, __: Path) -> None:
-    await world.lock.secrets.set("w/key", "x", by="test", expires_ms=world.clock.now_ms + 1)
-    world.lock.lend_from(world.lock.secrets)
+    await world.app.secrets.set("w/key", "x", by="test", expires_ms=world.clock.now_ms + 1)
+    world.app.lend_from(world.app.secrets)
     world.clock.advance(1)
 
 
 async def _key_absent(world: World, _: FakeVault, __: Path) -> None:
-    world.lock.lend_from(world.lock.secrets)
+    world.app.lend_from(world.app.secrets)
 
 
 async def _key_of_another(world: World, _: FakeVault, elsewhere: Path) -> None:
-    await world.lock.secrets.set("w/key", "x", by="test")
-    world.lock.lend_from(Secrets(world.lock.journal, Box(elsewhere), world.lock.clock))
+    await world.app.secrets.set("w/key", "x", by="test")
+    world.app.lend_from(Secrets(world.app.journal, Box(elsewhere), world.app.clock))
 
 
 SECRETS: Mapping[str, Callable[[World, FakeVault, Path], Awaitable[None]]] = {
@@ -321,11 +321,11 @@ SECRETS: Mapping[str, Callable[[World, FakeVault, Path], Awaitable[None]]] = {
 @pytest.mark.proves("CONTRACT-16")
 @pytest.mark.parametrize("code", SECRETS)
 async def test_a_condition_of_a_credential_has_its_code_and_status(world: World, tmp_path: Path, code: str) -> None:
-    await admit(world.lock, lent)
+    await admit(world.app, lent)
     (tmp_path / "token").write_text(TOKEN)
     vault = FakeVault()
-    source = Vault(vault.address, clock=world.lock.clock, token_file=tmp_path / "token")
-    world.lock.lend_from(source)
+    source = Vault(vault.address, clock=world.app.clock, token_file=tmp_path / "token")
+    world.app.lend_from(source)
     try:
         await SECRETS[code](world, vault, tmp_path)
         told(await world.invoke("w.lent", {"text": "a"}), code)
@@ -341,18 +341,18 @@ async def _cancelled(world: World) -> httpx.Response:
     sample.world.gate = asyncio.Event()
     asked = asyncio.create_task(world.invoke("demo.stepwise", {"steps": 1}))
     await until(lambda: sample.world.runs)
-    (running,) = world.lock.gateway.runner.active._calls  # pyright: ignore[reportPrivateUsage] - nobody is told the id of a call that waits
-    assert await world.lock.cancel(running) == "canceled"
+    (running,) = world.app.gateway.runner.active._calls  # pyright: ignore[reportPrivateUsage] - nobody is told the id of a call that waits
+    assert await world.app.cancel(running) == "canceled"
     return await asked
 
 
 async def _closed(world: World) -> httpx.Response:
-    await world.lock.journal.close()
+    await world.app.journal.close()
     return await world.invoke("demo.increment", {"name": "a"}, idempotency_key="k")
 
 
 async def _held(world: World) -> httpx.Response:
-    with stores.busy(world.lock.home):
+    with stores.busy(world.app.home):
         return await world.invoke("demo.increment", {"name": "a"}, idempotency_key="k")
 
 
@@ -373,9 +373,9 @@ AROUND: Mapping[str, Provoke] = {
 async def test_a_condition_around_a_call_has_its_code_and_status(
     world: World, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    monkeypatch.setitem(vars(world.lock.settings), "max_background_per_caller", 0)
-    await admit(world.lock, remembers)
-    stores.impatient(world.lock.home, world.lock.journal, monkeypatch)
+    monkeypatch.setitem(vars(world.app.settings), "max_background_per_caller", 0)
+    await admit(world.app, remembers)
+    stores.impatient(world.app.home, world.app.journal, monkeypatch)
     told(await AROUND[code](world), code)
 
 
@@ -395,7 +395,7 @@ async def test_a_manifest_outside_its_bounds_is_refused_over_rest_with_a_pointer
     several = await _register(world, tool_id="A", version="01.0.0", name="x", parameters={"type": "text"})
     pointers = [fault["pointer"] for fault in told(several, "E3105")["details"]["faults"]]
     assert {"/tool_id", "/version", "/name", "/parameters"} <= set(pointers)
-    assert not any(row.address.endswith("echo_tool") for row in await world.lock.catalog.rows())
+    assert not any(row.address.endswith("echo_tool") for row in await world.app.catalog.rows())
 
 
 @pytest.mark.proves("CONTRACT-10")
@@ -422,16 +422,16 @@ async def stubborn(code: sample.Text) -> str:
 
 
 @pytest.mark.proves("CONTRACT-14")
-async def test_what_may_not_be_sent_again_runs_once_under_the_most_generous_policy(lock: Interlock) -> None:
+async def test_what_may_not_be_sent_again_runs_once_under_the_most_generous_policy(app: Interlock) -> None:
     generous = from_manifest(
         parse_manifest({**stubborn.manifest.document(), "retry_policy": {"max_attempts": 10}}), stubborn.function, {}
     )
-    await admit(lock, generous)
+    await admit(app, generous)
     for code, row in CODES.items():
         if Failure(code, retryable=True).retryable:
             continue
         sample.world.runs = 0
-        result = await lock.call_with_retries("w.stubborn", {"code": code})
+        result = await app.call_with_retries("w.stubborn", {"code": code})
         assert result.error is not None
         assert (result.error.code, result.error.retryable, sample.world.runs) == (code, False, 1), row
 
@@ -467,7 +467,7 @@ LONGEST: Mapping[TimeoutClass, float] = {"interactive": 0.5, "standard": 5, "lon
 async def test_a_call_is_waited_for_and_cut_off_at_the_maximum_of_its_class(
     world: World, timeout_class: TimeoutClass
 ) -> None:
-    await admit(world.lock, lasting(timeout_class))
+    await admit(world.app, lasting(timeout_class))
     sample.world.gate = asyncio.Event()
     at_once = await world.invoke(f"t.{timeout_class}", {"text": "short"}, timeout_ms=86_400_000)
     assert (at_once.status_code, at_once.json()["result"]) == (200, "short")
@@ -497,7 +497,7 @@ async def test_a_call_without_a_deadline_has_the_maximum_of_its_class(
         """Say how much time it has."""
         return ctx.remaining_s
 
-    await admit(world.lock, left)
+    await admit(world.app, left)
     # The clock of this place stands still, so nothing of it is used up.
     assert (await world.invoke(f"m.{timeout_class}", {})).json()["result"] == pytest.approx(LONGEST[timeout_class])
 
@@ -512,7 +512,7 @@ async def brief() -> str:
 
 @pytest.mark.proves("LIFE-10")
 async def test_a_call_without_a_timeout_is_cut_off_where_its_manifest_says(world: World) -> None:
-    await admit(world.lock, brief)
+    await admit(world.app, brief)
     asked = asyncio.create_task(world.invoke("t.brief", {}))
     await until(lambda: sample.world.runs == 1)
     world.clock.advance(0.9)
@@ -530,10 +530,10 @@ async def test_a_call_without_a_timeout_is_cut_off_where_its_manifest_says(world
 async def test_a_slow_call_is_submitted_polled_and_heard_of_while_its_caller_does_other_things(
     world: World, timeout_class: TimeoutClass
 ) -> None:
-    await admit(world.lock, lasting(timeout_class))
+    await admit(world.app, lasting(timeout_class))
     sample.world.gate = asyncio.Event()
     heard: list[Any] = []
-    world.lock.listen(heard.append)
+    world.app.listen(heard.append)
     body = (await world.invoke(f"t.{timeout_class}", {"text": "long"}, execution_mode="async")).json()
     await until(lambda: sample.world.runs == 1)
     assert (await world.get(body["poll"])).json()["status"] == "running"

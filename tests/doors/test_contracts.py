@@ -165,8 +165,8 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
     state.runs = 0
     async with opened(home) as made:
         for one in TOOLS:
-            made.lock.catalog.attach(one)
-        await admit(made.lock, routed, raises, boxed, early, listed, worded, explodes, choosy, rows)
+            made.app.catalog.attach(one)
+        await admit(made.app, routed, raises, boxed, early, listed, worded, explodes, choosy, rows)
         yield made
 
 
@@ -290,8 +290,8 @@ async def test_every_code_is_the_same_triple_with_its_own_status_at_every_door(w
         }
 
 
-def _hook(lock: Interlock, when: Any, raises: Raiser) -> None:
-    lock.hook(Hook(id="h", when=when, tools="demo.add", run=raises))
+def _hook(app: Interlock, when: Any, raises: Raiser) -> None:
+    app.hook(Hook(id="h", when=when, tools="demo.add", run=raises))
 
 
 Raiser = Callable[..., Any]
@@ -299,14 +299,14 @@ Raiser = Callable[..., Any]
 CAUTIOUS = ("a hook before",)
 LAYERS: dict[str, Callable[[Wires, pytest.MonkeyPatch, Raiser], object]] = {
     "the service": lambda w, m, r: [m.setattr(w.service.calls, n, r) for n in ("invoke", "open", "begin")],
-    "request": lambda w, m, r: m.setattr(w.lock.gateway._requests, "read", r),  # pyright: ignore[reportPrivateUsage]
-    "validate": lambda w, m, r: m.setattr(w.lock.gateway._validator, "validate", r),  # pyright: ignore[reportPrivateUsage]
-    "a hook before": lambda w, _, r: _hook(w.lock, "pre", r),
-    "authorize": lambda w, m, r: [m.setattr(w.lock.gateway._authorizer, n, r) for n in ("grant_read", "authorize")],  # pyright: ignore[reportPrivateUsage]
-    "execute": lambda w, m, r: m.setattr(w.lock.gateway._execution, "run", r),  # pyright: ignore[reportPrivateUsage]
-    "verify": lambda w, m, r: m.setattr(w.lock.gateway._verifier, "verify", r),  # pyright: ignore[reportPrivateUsage]
-    "closing": lambda w, m, r: m.setattr(w.lock.gateway._finisher, "succeed", r),  # pyright: ignore[reportPrivateUsage]
-    "the journal": lambda w, m, r: [m.setattr(w.lock.journal, n, r) for n in ("append", "record", "commit", "submit")],
+    "request": lambda w, m, r: m.setattr(w.app.gateway._requests, "read", r),  # pyright: ignore[reportPrivateUsage]
+    "validate": lambda w, m, r: m.setattr(w.app.gateway._validator, "validate", r),  # pyright: ignore[reportPrivateUsage]
+    "a hook before": lambda w, _, r: _hook(w.app, "pre", r),
+    "authorize": lambda w, m, r: [m.setattr(w.app.gateway._authorizer, n, r) for n in ("grant_read", "authorize")],  # pyright: ignore[reportPrivateUsage]
+    "execute": lambda w, m, r: m.setattr(w.app.gateway._execution, "run", r),  # pyright: ignore[reportPrivateUsage]
+    "verify": lambda w, m, r: m.setattr(w.app.gateway._verifier, "verify", r),  # pyright: ignore[reportPrivateUsage]
+    "closing": lambda w, m, r: m.setattr(w.app.gateway._finisher, "succeed", r),  # pyright: ignore[reportPrivateUsage]
+    "the journal": lambda w, m, r: [m.setattr(w.app.journal, n, r) for n in ("append", "record", "commit", "submit")],
 }
 
 
@@ -319,7 +319,7 @@ async def _asked(wires: Wires, door: str) -> Heard:
     """A sum, asked for at a door. In process nothing is raised either: a failure is a result."""
     if door != "library":
         return await wires.call(door, "demo.add", {"a": 1})
-    document = (await wires.lock.call("demo.add", a=1)).document()
+    document = (await wires.app.call("demo.add", a=1)).document()
     return Heard(str(document), "library", document["structured_content"], envelope=document.get("error"))
 
 
@@ -334,7 +334,7 @@ async def test_a_fault_of_any_layer_is_told_as_an_envelope_and_only_the_log_says
         with monkeypatch.context() as broken:
             LAYERS[layer](wires, broken, raising)
             heard = await _asked(wires, door)
-        wires.lock.gateway.hooks.registered.clear()
+        wires.app.gateway.hooks.registered.clear()
         envelope = sound(heard, door)
         assert envelope["error_code"] == ("E3211" if layer in CAUTIOUS else "E3000"), (door, envelope)
         assert logged(wires, caplog, envelope["traceId"]), door
@@ -351,7 +351,7 @@ async def test_a_failure_of_any_layer_names_no_place_and_no_credential_at_any_do
         with monkeypatch.context() as broken:
             LAYERS[layer](wires, broken, failing)
             heard = await _asked(wires, door)
-        wires.lock.gateway.hooks.registered.clear()
+        wires.app.gateway.hooks.registered.clear()
         envelope = sound(heard, door)
         assert envelope["error_code"] == ("E3211" if layer in CAUTIOUS else "E3801"), (door, envelope)
         assert PLACE in logged(wires, caplog, envelope["traceId"]), door
@@ -405,7 +405,7 @@ async def test_a_call_that_a_rule_forbids_and_one_whose_outcome_is_unknown_name_
 ) -> None:
     _rule(home)
     async with opened(home) as wires:
-        await admit(wires.lock, sample.add, sample.increment)
+        await admit(wires.app, sample.add, sample.increment)
         await _look_at(wires, door)
 
 
@@ -424,7 +424,7 @@ async def _look_at(wires: Wires, door: str) -> None:
     assert cut_off.envelope is None
     call = cut_off.about.get("invocation_id") or cut_off.about.get("id") or ""
     statement = "UPDATE reservation SET state = 'unknown', result = NULL WHERE key = ?"
-    await wires.lock.journal.commit(lambda transaction: transaction.execute(statement, (key,)) and None)
+    await wires.app.journal.commit(lambda transaction: transaction.execute(statement, (key,)) and None)
     unknown = (await wires.call(door, "demo.increment", given, key)).failure
     assert (unknown["error_code"], unknown["recoverability"], unknown["retryable"]) == ("E3409", "none", False)
     (evidence,) = unknown["evidence_refs"]
@@ -553,8 +553,8 @@ async def test_every_success_says_where_its_data_comes_from_and_what_it_took(wir
         assert source.keys() >= {
             "source", "retrievedAt", "dataVersion", "invocationId", "timestamp", "freshness", "confidence",
         }  # fmt: skip
-        await wires.lock.journal.commit(lambda _: None)
-        calls_made = wires.lock.journal.reader.all(
+        await wires.app.journal.commit(lambda _: None)
+        calls_made = wires.app.journal.reader.all(
             "SELECT call FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1"
         )
         assert calls_made == [(source["invocationId"],)]
@@ -580,13 +580,13 @@ async def test_neither_an_input_nor_an_output_passes_a_door_that_does_not_fit_it
         assert (await wires.call(door, "c.boxed", sent)).failure["error_class"] == "schema_validation_failed"
     assert state.runs == 0
     alerts: list[Any] = []
-    stop = wires.lock.listen(lambda event: alerts.append(event) if event.type == "tool.alert" else None)
+    stop = wires.app.listen(lambda event: alerts.append(event) if event.type == "tool.alert" else None)
     heard = await wires.call(door, "c.boxed", {"number": 7654321})
     stop()
     (alert,) = alerts
     assert (alert.tool, alert.data) == ("c.boxed@1.0.0", {"alert": "TOOL_OUTPUT_SCHEMA_VIOLATION", "at": ["/number"]})
-    await wires.lock.journal.commit(lambda _: None)
-    rows = wires.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1")
+    await wires.app.journal.commit(lambda _: None)
+    rows = wires.app.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1")
     record: Json = orjson.loads(rows[0][0])
     assert (record["status"], record["outputSummary"], record["error_code"]) == ("ERROR", None, "E3303")
     assert b"7654321" not in rows[0][0]
@@ -604,7 +604,7 @@ async def test_nothing_is_sent_before_the_result_that_is_no_part_of_one_by_its_s
 ) -> None:
     """A part holds what the result may hold; what can be used as it is fits as a whole."""
     heard: list[Any] = []
-    wires.lock.listen(heard.append)
+    wires.app.listen(heard.append)
     cases, last = SENDERS[name]
     for what, (way, value, fits) in cases.items():
         heard.clear()
@@ -635,16 +635,16 @@ class Careless(Scripted):
 async def test_no_executor_is_handed_or_hands_on_what_does_not_fit(home: Path, tmp_path: Path) -> None:
     server = Careless()
     _, programs = load(written(tmp_path / "programs.json", NAMED["misfit"], NAMED["bare"]))
-    async with far(home, server) as (lock, upstreams):
-        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
-        await admit(lock, boxed, *programs)
+    async with far(home, server) as (app, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=app.caller)
+        await admit(app, boxed, *programs)
         state.runs = 0
         for name, unfit, fit in (
             ("c.boxed", {"number": "x"}, {"number": 7654321}),
             ("prog.misfit", {"more": 1}, {}),
             ("far.look", {"text": 5.5}, {"text": "a"}),
         ):
-            refused, wrong = await lock.call(name, unfit), await lock.call(name, fit)
+            refused, wrong = await app.call(name, unfit), await app.call(name, fit)
             assert refused.error is not None
             assert refused.error.row.error_class == "schema_validation_failed"
             assert wrong.error is not None
@@ -690,24 +690,24 @@ async def test_the_interface_of_a_version_that_cannot_be_called_is_not_enabled(w
         """Say it again."""
         return text
 
-    await admit(wires.lock, leaving)
-    lock, name = wires.lock, "c.leaving"
-    tools = Service(lock).tools
+    await admit(wires.app, leaving)
+    app, name = wires.app, "c.leaving"
+    tools = Service(app).tools
 
     async def enabled() -> bool:
-        await lock.gateway.quarantine.look()
-        return tools.interface((await lock.catalog.versions(name))["1.0.0"])["availability"]["is_enabled"]
+        await app.gateway.quarantine.look()
+        return tools.interface((await app.catalog.versions(name))["1.0.0"])["availability"]["is_enabled"]
 
-    digest = (await lock.catalog.resolve(name)).row.digest
+    digest = (await app.catalog.resolve(name)).row.digest
     assert await enabled()
-    await lock.journal.commit(quarantine.impose(digest, f"{name}@1.0.0", "a-call", "a test"))
+    await app.journal.commit(quarantine.impose(digest, f"{name}@1.0.0", "a-call", "a test"))
     assert not await enabled()
     person = Caller(id="local:admin", scopes=frozenset({"tools:admin"}))
-    await lock.journal.commit(quarantine.lift(digest, by=person, reason="looked at"))
+    await app.journal.commit(quarantine.lift(digest, by=person, reason="looked at"))
     assert await enabled()
-    await lock.journal.commit(deprecate(name, "1.0.0", by="ann"))
+    await app.journal.commit(deprecate(name, "1.0.0", by="ann"))
     assert await enabled()
-    await lock.journal.commit(move(name, "1.0.0", "sunset", by="ann"))
+    await app.journal.commit(move(name, "1.0.0", "sunset", by="ann"))
     assert not await enabled()
 
 
@@ -720,7 +720,7 @@ async def test_a_tool_without_known_pairs_says_so_in_its_listing(wires: Wires) -
         """Say it louder."""
         return text.upper()
 
-    await admit(wires.lock, held_to)
+    await admit(wires.app, held_to)
     listed = {one["tool_id"]: one for one in (await wires.http.get("/v1/tools")).json()["tools"]}
     assert (listed["c.held_to"]["known_pairs"], listed["c.routed"]["known_pairs"]) == (1, 0)
     asked = {"jsonrpc": "2.0", "id": 1, "method": "tools.list"}

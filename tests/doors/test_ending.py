@@ -70,7 +70,7 @@ async def test_callers_that_are_cut_off_at_the_end_get_the_envelope(home: Path, 
     listening = LOOPBACK if way == "hurried" else Listening(port=0, grpc_port=None, drain_s=1)
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         async with place(home, listening) as here:
-            await admit(here.lock, waits)
+            await admit(here.app, waits)
             asking = asyncio.create_task(
                 client.post(f"{here.base}{path}", json=body, headers={**here.bearer, **headers})
             )
@@ -84,10 +84,10 @@ async def test_callers_that_are_cut_off_at_the_end_get_the_envelope(home: Path, 
     assert "idempotency key" in told["resolution"]
 
 
-async def test_a_grpc_caller_that_is_cut_off_at_the_end_gets_the_envelope(lock: Interlock) -> None:
+async def test_a_grpc_caller_that_is_cut_off_at_the_end_gets_the_envelope(app: Interlock) -> None:
     begun[:] = [asyncio.Event()]
-    async with served(lock, drain_s=PATIENCE_S) as world:
-        await admit(lock, waits)
+    async with served(app, drain_s=PATIENCE_S) as world:
+        await admit(app, waits)
         asking = asyncio.ensure_future(world.invoke("ending.waits", {"x": 1}))
         await begun[0].wait()
         world.door.hurry()
@@ -102,10 +102,10 @@ async def test_health_and_readiness_are_told_before_the_wide_api_is_there(
         raise AssertionError("the wide API was loaded")
 
     monkeypatch.setattr(rest, "rest_app", slow)
-    async with Interlock.open(home, housekeeping=False) as lock, serving(Service(lock), LOOPBACK) as server:
+    async with Interlock.open(home, housekeeping=False) as app, serving(Service(app), LOOPBACK) as server:
         async with httpx.AsyncClient(base_url=f"http://localhost:{server.port}", timeout=PATIENCE_S) as client:
             assert (await client.get("/health")).json()["status"] == "healthy"
             ready = await client.get("/ready")
             assert (ready.status_code, ready.json()["status"]) == (200, "healthy")
             assert (await client.head("/ready")).status_code == 200
-        assert "upstreams" not in vars(lock)
+        assert "upstreams" not in vars(app)

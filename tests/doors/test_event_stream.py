@@ -74,8 +74,8 @@ ELEVEN = {
 class Place:
     """A server with a reader of its events."""
 
-    def __init__(self, lock: Interlock, client: httpx.AsyncClient, token: str) -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, client: httpx.AsyncClient, token: str) -> None:
+        self.app = app
         self.client = client
         self.headers = {"authorization": f"Bearer {token}"}
         self.heard: list[Json] = []
@@ -99,16 +99,16 @@ class Place:
 
 @asynccontextmanager
 async def place(tmp_path: Path, *scopes: str) -> AsyncGenerator[Place]:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await lock.add(work, idle, sample.increment, sample.send)
-        lock.issuer_keys.init("EdDSA")
-        await lock.identities.register(Identity(did=did_of("ops"), name="ops"), by="test")
-        token = await lock.tokens.issue(subject=did_of("ops"), tools=[ToolGrant("*")], scopes=scopes, by=lock.caller)
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await app.add(work, idle, sample.increment, sample.send)
+        app.issuer_keys.init("EdDSA")
+        await app.identities.register(Identity(did=did_of("ops"), name="ops"), by="test")
+        token = await app.tokens.issue(subject=did_of("ops"), tools=[ToolGrant("*")], scopes=scopes, by=app.caller)
         async with (
-            serving(Service(lock), Listening(port=0, grpc_port=None)) as server,
+            serving(Service(app), Listening(port=0, grpc_port=None)) as server,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client,
         ):
-            yield Place(lock, client, token)
+            yield Place(app, client, token)
 
 
 @pytest.mark.proves("OBS-10")
@@ -118,19 +118,19 @@ async def test_each_class_of_events_is_produced_by_a_real_action_validates_and_l
     async with place(tmp_path, "audit:read") as here:
         reading = asyncio.create_task(here.read())
         await asyncio.wait_for(here.began.wait(), 60)
-        lock = here.lock
-        lock.hook(Hook(id="looks", when="pre", run=lambda seen: None))
+        app = here.app
+        app.hook(Hook(id="looks", when="pre", run=lambda seen: None))
         calls = {
-            "fine": await lock.call("seen.work", name="a"),
-            "much": await lock.call("seen.work", name="much"),
-            "fails": await lock.call("seen.work", name="fails"),
-            "wrong": await lock.call("seen.work", name=[]),
-            "write": await lock.call("demo.increment", name="a", key="k1"),
-            "asks": await lock.call("demo.send", to="ann", key="k2"),
-            "idle": await lock.call("seen.idle", name="a", key="k3"),
+            "fine": await app.call("seen.work", name="a"),
+            "much": await app.call("seen.work", name="much"),
+            "fails": await app.call("seen.work", name="fails"),
+            "wrong": await app.call("seen.work", name=[]),
+            "write": await app.call("demo.increment", name="a", key="k1"),
+            "asks": await app.call("demo.send", to="ann", key="k2"),
+            "idle": await app.call("seen.idle", name="a", key="k3"),
         }
-        await lock.approvals.deny(calls["asks"].metadata["pending"]["ticketId"], by=REVIEWER)
-        await lock.add(later)
+        await app.approvals.deny(calls["asks"].metadata["pending"]["ticketId"], by=REVIEWER)
+        await app.add(later)
         for kind in ("tool.declared", "tool.surface.updated"):  # in either order
             await here.until(kind)
         reading.cancel()
@@ -171,8 +171,8 @@ async def test_the_stream_holds_no_part_of_a_result(tmp_path: Path) -> None:
         reading = asyncio.create_task(here.read())
         await asyncio.wait_for(here.began.wait(), 60)
         own: list[Event] = []
-        here.lock.listen(own.append)
-        await here.lock.call("seen.work", name="a")
+        here.app.listen(own.append)
+        await here.app.call("seen.work", name="a")
         await here.until("tool.result.created")
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -219,11 +219,11 @@ async def test_events_are_for_auditors_and_reading_them_is_on_record(tmp_path: P
     async with place(tmp_path) as here:
         refused = await here.client.get("/v1/events", headers=here.headers)
         assert (refused.status_code, refused.json()["error"]["error_code"]) == (403, "E3206")
-        assert not here.lock.gateway.observer.listeners
+        assert not here.app.gateway.observer.listeners
     async with place(tmp_path / "other", "audit:read") as here:
         reading = asyncio.create_task(here.read())
         await asyncio.wait_for(here.began.wait(), 60)
-        (record,) = here.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'audit.read'")
+        (record,) = here.app.journal.reader.all("SELECT body FROM journal WHERE kind = 'audit.read'")
         assert orjson.loads(record[0])["what"] == "events"
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -233,15 +233,15 @@ async def test_a_slow_reader_is_told_how_many_events_it_missed_and_a_stopped_ser
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "KEPT", 3)
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        service = Service(lock)
-        who = lock.caller
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        service = Service(app)
+        who = app.caller
         events = await service.events.follow(by=who, door="library")
         assert (await anext(events))[1]["event_class"] == "tool.events.began"
         for number in range(10):
-            lock.gateway.observer.announce("tool.alert", "", "", alert=f"A{number}")
+            app.gateway.observer.announce("tool.alert", "", "", alert=f"A{number}")
         assert (await anext(events))[1] == {"event_class": "tool.events.missed", "missed": 7}
         assert [(await anext(events))[1]["data"]["alert"] for _ in range(3)] == ["A0", "A1", "A2"]
         service.events.close()
         assert [one async for one in events] == []
-        assert not lock.gateway.observer.listeners
+        assert not app.gateway.observer.listeners

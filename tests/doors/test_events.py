@@ -52,7 +52,7 @@ async def say(*said: str | None) -> None:
 @asynccontextmanager
 async def following(place: Place, call: str, last: str | None = None) -> AsyncGenerator[AsyncIterator[Frame]]:
     """The frames of one connection, each by its number, its class and what it tells."""
-    listeners = place.lock.gateway.observer.followers
+    listeners = place.app.gateway.observer.followers
     headers = place.bearer if last is None else {**place.bearer, "last-event-id": last}
     async with (
         asyncio.timeout(20),
@@ -92,7 +92,7 @@ def told(frames: list[Frame]) -> list[str]:
 
 @pytest_asyncio.fixture
 async def call(here: Place) -> AsyncGenerator[str]:
-    await admit(here.lock, telling)
+    await admit(here.app, telling)
     stage.words = asyncio.Queue()
     asked = {"tool_id": "demo.telling", "parameters": {"name": "x"}, "execution_mode": "async"}
     yield (await post(here, "/v1/tools/invoke", json.dumps(asked))).json()["invocation_id"]
@@ -116,7 +116,7 @@ async def test_whoever_comes_back_goes_on_behind_the_last_event_it_has(here: Pla
         assert [frame async for frame in frames] == second
     async with following(here, call, str(numbers[-1])) as frames:
         assert told([frame async for frame in frames]) == ["status"]
-    assert not here.lock.gateway.observer.followers
+    assert not here.app.gateway.observer.followers
 
 
 async def test_what_is_kept_no_longer_is_said_to_be_missed(
@@ -156,7 +156,7 @@ async def test_a_trail_is_let_go_of_a_moment_after_its_last_follower(
     async with following(here, call) as frames:
         await say("a")
         await hear(frames, "a")
-    await until(lambda: not here.lock.gateway.observer.followers)
+    await until(lambda: not here.app.gateway.observer.followers)
 
 
 async def test_numbers_go_on_where_an_earlier_trail_ended_and_what_lies_between_is_said_to_be_missed(
@@ -166,7 +166,7 @@ async def test_numbers_go_on_where_an_earlier_trail_ended_and_what_lies_between_
     async with following(here, call) as frames:
         await say("a", "b")
         first = await hear(frames, "b")
-    await until(lambda: not here.lock.gateway.observer.followers)
+    await until(lambda: not here.app.gateway.observer.followers)
     async with following(here, call) as others:  # somebody else, who has no number
         await say("c", "d", "e", "f")
         heard = await hear(others, "f")
@@ -194,7 +194,7 @@ async def test_of_a_trail_that_was_let_go_of_nothing_stays_behind(
         async with following(here, call) as frames:
             await say("a")
             await hear(frames, "a")
-        await until(lambda: not here.lock.gateway.observer.followers)
+        await until(lambda: not here.app.gateway.observer.followers)
 
     def left() -> list[Any]:  # the task of the last response may still have its end before it
         gc.collect()
@@ -204,10 +204,10 @@ async def test_of_a_trail_that_was_let_go_of_nothing_stays_behind(
     assert len(begun) == 3
 
 
-async def test_whoever_is_told_of_the_end_is_told_how_it_ended(lock: Interlock) -> None:
-    await admit(lock, telling)
+async def test_whoever_is_told_of_the_end_is_told_how_it_ended(app: Interlock) -> None:
+    await admit(app, telling)
     stage.words = asyncio.Queue()
-    calls, caller = Service(lock).calls, Caller(id="local:ann")
+    calls, caller = Service(app).calls, Caller(id="local:ann")
     before = asyncio.all_tasks()
     call_id = calls.start(Ask(tool="demo.telling", arguments={"name": "x"}), caller, door="rest")
     (running,) = asyncio.all_tasks() - before

@@ -69,7 +69,7 @@ async def served(
     app = server.streamable_http_app(stateless_http=False, json_response=False)
     async with server.session_manager.run(), serving(app) as port:
         config: Json = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True, "accept_hints": True}
-        report = await world.lock.upstreams.add(name, "mcp", config, by=world.lock.caller, overlay=overlay)
+        report = await world.app.upstreams.add(name, "mcp", config, by=world.app.caller, overlay=overlay)
         assert report.count("admitted") == len(tools), report
         yield
 
@@ -120,7 +120,7 @@ async def test_names_defaults_and_short_descriptions_are_the_servers_own_and_not
 @DOOR
 async def test_an_answer_that_is_no_result_is_not_checked_against_the_servers_own_schema(world: World) -> None:
     rules = "permit(principal, action, resource); forbid(principal, action, resource) unless { context.approved };"
-    await use_policy(world.lock, rules)
+    await use_policy(world.app, rules)
     sent: list[Json] = []
     async with served(world, "diary", ODD[:1], sent), world.client("auto") as client:
         sent.clear()
@@ -133,7 +133,7 @@ async def test_an_answer_that_is_no_result_is_not_checked_against_the_servers_ow
 async def test_a_write_that_can_be_undone_has_its_servers_own_output_schema(world: World, monkeypatch: Any) -> None:
     """Where a person is asked for each call, that answer is an ordinary one, and the schema says so."""
     monkeypatch.setattr(calling, "LARGEST", 1000)
-    await use_policy(world.lock, "permit(principal, action, resource);")
+    await use_policy(world.app, "permit(principal, action, resource);")
     tools: list[Json] = [
         {"name": name, "description": "Writes a day.", "inputSchema": ODD[0]["inputSchema"], "outputSchema": DAY}
         for name in ("writeDay", "burnDay")
@@ -153,7 +153,7 @@ async def test_a_write_that_can_be_undone_has_its_servers_own_output_schema(worl
             waits = await client.call_tool("diary-burnDay", {"idempotency_key": "one"})
             assert (waits.is_error, "interlock" in cast("Json", waits.structured_content)) == (False, True)
             forbids = "forbid(principal, action, resource) unless { context.approved };"
-            world.lock.home.policy.write_text(f"permit(principal, action, resource); {forbids}")
+            world.app.home.policy.write_text(f"permit(principal, action, resource); {forbids}")
             async with asyncio.timeout(PATIENCE_S):
                 while not (asked := await client.call_tool("diary-writeDay", {})).is_error:
                     pass  # the file is looked at every so often
@@ -161,24 +161,24 @@ async def test_a_write_that_can_be_undone_has_its_servers_own_output_schema(worl
 
 
 async def test_an_upstream_is_removed_and_added_again_with_another_overlay(world: World) -> None:
-    lock, sent = world.lock, list[Json]()
+    app, sent = world.app, list[Json]()
     async with served(world, "diary", ODD, sent):
-        known = await lock.upstreams.get("diary")
+        known = await app.upstreams.get("diary")
         overlays: list[Json] = [
             {"tools": {"listDays": {"rename": "days", "mutation_class": "read_only"}, "undescribed": {"hide": True}}},
             {"tools": {"listDays": {"mutation_class": "write_irreversible"}}},
             {"tools": {"listDays": {"mutation_class": "read_only", "examples": [{"count": 1}]}}},
         ]
         for overlay in overlays:
-            await lock.upstreams.remove("diary", by=lock.caller)
-            await lock.upstreams.add("diary", "mcp", dict(known.config), by=lock.caller, overlay=overlay)
-            states = {one.name: one for one in await lock.upstreams.offers("diary")}
+            await app.upstreams.remove("diary", by=app.caller)
+            await app.upstreams.add("diary", "mcp", dict(known.config), by=app.caller, overlay=overlay)
+            states = {one.name: one for one in await app.upstreams.offers("diary")}
             stated = overlay["tools"]["listDays"]
             assert (states["listDays"].state, states["listDays"].mutation_class) == (
                 "admitted",
                 stated["mutation_class"],
             )
-            result = await lock.call(f"diary.{stated.get('rename', 'list_days')}", {"count": 2})
+            result = await app.call(f"diary.{stated.get('rename', 'list_days')}", {"count": 2})
             code = None if result.error is None else result.error.code
             assert code == (None if stated["mutation_class"] == "read_only" else "E3307")
 
@@ -231,7 +231,7 @@ async def with_app(world: World, name: str, **config: Any) -> AsyncGenerator[dic
     async with server.session_manager.run(), serving(app) as port:
         place: Json = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True, "accept_hints": True}
         said = {**place, "protocol": "handshake", **config}
-        report = await world.lock.upstreams.add(name, "mcp", said, by=world.lock.caller)
+        report = await world.app.upstreams.add(name, "mcp", said, by=world.app.caller)
         yield {one.name: (one.state, one.reason) for one in report.tools}
 
 
@@ -280,7 +280,7 @@ async def test_a_server_is_told_that_its_clients_show_apps_where_the_operator_sa
         place: Json = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True, "accept_hints": True}
         for name, said in (("without", {}), ("with", {"apps": True})):
             config = {**place, "protocol": protocol, **said}
-            await world.lock.upstreams.add(name, "mcp", config, by=world.lock.caller)
+            await world.app.upstreams.add(name, "mcp", config, by=world.app.caller)
         async with world.client("auto") as client:
             for tool in ("without-plain", "with-rich"):
                 own = tool.partition("-")[2]

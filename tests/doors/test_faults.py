@@ -101,16 +101,16 @@ class Broken(Scripted):
 async def everything(home: Path) -> AsyncGenerator[tuple[Wires, Broken]]:
     """A server with a tool for each part that can break."""
     server = Broken()
-    async with far(home, server) as (lock, upstreams), wired(lock) as wires:
+    async with far(home, server) as (app, upstreams), wired(app) as wires:
         await _connected(upstreams, wires)
-        await admit(lock, lent, put, sample.add, isolated_tools.double)
-        await lock.secrets.set("f/key", "a-lent-value", by="test")
+        await admit(app, lent, put, sample.add, isolated_tools.double)
+        await app.secrets.set("f/key", "a-lent-value", by="test")
         log_each_in_full(wires)
         yield wires, server
 
 
 async def _connected(upstreams: Upstreams, wires: Wires) -> None:
-    await upstreams.add("far", "http", {"accept_hints": True}, by=wires.lock.caller)
+    await upstreams.add("far", "http", {"accept_hints": True}, by=wires.app.caller)
 
 
 Break = Callable[[Wires, Broken, pytest.MonkeyPatch, Raised], object]
@@ -128,17 +128,17 @@ def _connector(_: Wires, server: Broken, patch: pytest.MonkeyPatch, raised: Rais
 
 
 def _after(wires: Wires, _: Broken, __: pytest.MonkeyPatch, raised: Raised) -> None:
-    wires.lock.hook(Hook(id="after", when="post", tools="demo.add", run=_raising(raised)))
+    wires.app.hook(Hook(id="after", when="post", tools="demo.add", run=_raising(raised)))
 
 
 # How each part is broken, the tool that needs it, and the codes of what its callers get: unforeseen and foreseen.
 PARTS: dict[str, tuple[str, Json, Break, str, str]] = {
     "a hook after the call": ("demo.add", {"a": 1}, _after, "E3211", "E3211"),
     "the vault": (
-        "f.lent", {"text": "a"}, lambda w, _, m, r: m.setattr(w.lock.secrets, "fetch", _raising(r)), "E3000", "E3411",
+        "f.lent", {"text": "a"}, lambda w, _, m, r: m.setattr(w.app.secrets, "fetch", _raising(r)), "E3000", "E3411",
     ),
     "the vault in its own words": (
-        "f.lent", {"text": "a"}, lambda w, _, m, r: m.setattr(w.lock.secrets, "fetch", _raising(r)), "E3000", "E3601",
+        "f.lent", {"text": "a"}, lambda w, _, m, r: m.setattr(w.app.secrets, "fetch", _raising(r)), "E3000", "E3601",
     ),
     "a connector": ("far.look", {"text": "a"}, _connector, "E3401", "E3411"),
     "the sandbox": (
@@ -160,7 +160,7 @@ async def test_a_fault_of_any_part_behind_a_call_is_an_envelope_at_every_door_an
                 with monkeypatch.context() as broken:
                     breaks(wires, server, broken, raised)
                     heard = await _asked(wires, door, name, given)
-                wires.lock.gateway.hooks.registered.clear()
+                wires.app.gateway.hooks.registered.clear()
                 envelope = sound(heard, door)
                 assert envelope["error_code"] == code, (door, how, envelope)
                 assert logged(wires, caplog, envelope["traceId"]), (door, how)
@@ -169,7 +169,7 @@ async def test_a_fault_of_any_part_behind_a_call_is_an_envelope_at_every_door_an
 async def _asked(wires: Wires, door: str, name: str, given: Json) -> Heard:
     if door != "library":
         return await wires.call(door, name, given)
-    document = (await wires.lock.call(name, given)).document()
+    document = (await wires.app.call(name, given)).document()
     return Heard(str(document), "library", envelope=document["error"])
 
 
@@ -183,8 +183,8 @@ async def test_an_undoing_that_fails_is_an_envelope_and_the_log_says_what_it_was
         path = f"/v1/calls/{done.about['invocation_id']}/undo"
         answer = await wires.http.post(path, json={"idempotency_key": "u"})
         by_rest = Heard(answer.text, answer.status_code, envelope=answer.json()["error"])
-        here = await wires.lock.call("f.put", {"text": how}, key="k2")
-        document = (await wires.lock.undo(here.invocation_id, key="u2")).document()
+        here = await wires.app.call("f.put", {"text": how}, key="k2")
+        document = (await wires.app.undo(here.invocation_id, key="u2")).document()
         in_process = Heard(str(document), "library", envelope=document["error"])
         for heard in (by_rest, in_process):
             envelope = sound(heard, "rest")
@@ -210,11 +210,11 @@ from tests.support.calls import admit
 from tests.sample import add
 
 async def main() -> None:
-    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
-        configure("json", "warning", redact=lambda text: safe_log(lock.redactor, text))
-        lock.gateway.failure_log._seldom = Seldom(0.0, time.monotonic)
-        await admit(lock, add, explodes, choosy, waits)
-        service = Service(lock)
+    async with Interlock.open(sys.argv[1], housekeeping=False) as app:
+        configure("json", "warning", redact=lambda text: safe_log(app.redactor, text))
+        app.gateway.failure_log._seldom = Seldom(0.0, time.monotonic)
+        await admit(app, add, explodes, choosy, waits)
+        service = Service(app)
         service.tools.page = raising
         await McpDoor(service).run_stdio()
 
@@ -357,8 +357,8 @@ def test_the_typed_envelope_of_grpc_has_every_field_of_the_others_under_one_name
 
 async def _audits(wires: Wires) -> None:
     """Go on with a token that may read the journal and issue tokens."""
-    lock, scopes = wires.lock, ("audit:read", "tokens:issue")
-    wires.bear(await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], scopes=scopes, by=lock.caller))
+    app, scopes = wires.app, ("audit:read", "tokens:issue")
+    wires.bear(await app.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], scopes=scopes, by=app.caller))
 
 
 @pytest.mark.proves("CONTRACT-13")
@@ -394,12 +394,12 @@ async def test_a_fault_in_approvals_or_tokens_during_a_call_is_an_envelope_at_ev
 ) -> None:
     code = "E3000" if how is raising else "E3801"
     async with opened(home) as wires:
-        await admit(wires.lock, sample.send)
+        await admit(wires.app, sample.send)
         log_each_in_full(wires)
         owner, name = (
-            (wires.lock.gateway._authorizer._approvals, "obtain")  # pyright: ignore[reportPrivateUsage]
+            (wires.app.gateway._authorizer._approvals, "obtain")  # pyright: ignore[reportPrivateUsage]
             if part == "approvals"
-            else (wires.lock.tokens.verifier, "check")
+            else (wires.app.tokens.verifier, "check")
         )
         monkeypatch.setattr(owner, name, how)
         for door in WIRES if part == "approvals" else ("rest", "jsonrpc", "grpc"):
@@ -419,7 +419,7 @@ async def test_a_stream_that_fails_midway_ends_with_an_envelope(
 ) -> None:
     async with opened(home) as wires:
         await _audits(wires)
-        await admit(wires.lock, sample.add)
+        await admit(wires.app, sample.add)
         call = (await wires.call("rest", "demo.add", {"a": 1})).about["invocation_id"]
 
         async def torn(*_: Any, **__: Any) -> AsyncGenerator[Any]:

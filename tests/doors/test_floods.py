@@ -125,7 +125,7 @@ async def test_what_is_wrong_with_an_input_is_told_in_a_few_words(here: Place, d
     answer = await _refused(here, _invoke(door, WRONG[wrong]))
     assert "E3301" in answer.text
     assert len(answer.content) < LARGEST_ANSWER
-    (record,) = here.lock.journal.reader.all("SELECT max(length(body)) FROM journal WHERE kind = 'closed'")
+    (record,) = here.app.journal.reader.all("SELECT max(length(body)) FROM journal WHERE kind = 'closed'")
     assert record[0] < LARGEST_ANSWER, "what is on record is short too"
 
 
@@ -249,7 +249,7 @@ async def test_an_id_that_is_too_long_is_refused_and_not_sent_back(here: Place, 
     assert told["error"]["data"]["error_code"] == "E3004"
     assert "at most 256 characters" in told["error"]["message"]
     assert len(answer.content) < 2000
-    assert here.lock.journal.reader.all("SELECT count(*) FROM journal WHERE kind = 'closed'") == [(0,)]
+    assert here.app.journal.reader.all("SELECT count(*) FROM journal WHERE kind = 'closed'") == [(0,)]
 
 
 @pytest.mark.parametrize("request_id", ["x" * LONGEST_ID, 2**63 - 1, -(2**63)])

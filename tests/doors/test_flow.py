@@ -76,17 +76,17 @@ async def _(name: str, cents: int) -> None:
 
 @asynccontextmanager
 async def opened(home: Path) -> AsyncGenerator[Ways]:
-    async with Interlock.open(home, housekeeping=False, trace_ratio=1.0) as lock:
-        await admit(lock, read, wait, post)
-        lock.issuer_keys.init("EdDSA")
-        await register_people(lock)
+    async with Interlock.open(home, housekeeping=False, trace_ratio=1.0) as app:
+        await admit(app, read, wait, post)
+        app.issuer_keys.init("EdDSA")
+        await register_people(app)
         tokens = {
-            name: await lock.tokens.issue(
-                subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant("notes.*")], scopes=scopes, by=lock.caller
+            name: await app.tokens.issue(
+                subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant("notes.*")], scopes=scopes, by=app.caller
             )
             for name, scopes in (("least", ("notes:read",)), ("empty", ()))
         }
-        async with served(lock, tokens) as ways:
+        async with served(app, tokens) as ways:
             yield ways
 
 
@@ -95,22 +95,22 @@ async def opened(home: Path) -> AsyncGenerator[Ways]:
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off(home: Path, door: str) -> None:
     async with opened(home) as ways:
-        lock, way = ways.lock, ways.ways[door]
+        app, way = ways.app, ways.ways[door]
         assert await ways.found(door, "least") == ["notes.post", "notes.read", "notes.wait"]
         assert await way(Wish("notes.read", {"text": "hello"}, token="least")) == Told("hello")
 
-        await lock.journal.commit(lambda _: None)
-        rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
+        await app.journal.commit(lambda _: None)
+        rows = app.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
         record: Json = orjson.loads(rows[-1][0])
         assert (record["status"], record["callerId"], record["agentId"]) == ("SUCCESS", did_of("ann"), did_of("bot"))
         assert record["door"] == door.partition("-")[0]
 
-        caller = await lock.caller_of(ways.token("least"))
-        spans = lock.gateway.telemetry.trace(record["traceId"], caller)
+        caller = await app.caller_of(ways.token("least"))
+        spans = app.gateway.telemetry.trace(record["traceId"], caller)
         assert {"tool.invoke", "Validate", "Authorize", "Execute", "Verify", "Return"} <= {one["name"] for one in spans}
 
         facts = {"toolId": "notes.read", "version": "1.0.0"}
-        samples = await render(lock)
+        samples = await render(app)
         assert of(samples, "tool_invocation_count", **facts, status="succeeded", mutationClass="read_only") == 1
         assert of(samples, "tool_invocation_latency_ms_count", **facts, timeoutClass="standard") == 1
 
@@ -127,9 +127,9 @@ async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off
         assert [one.data for one in told] == [None if n % 2 else n for n in range(1, 11)]
         assert {one.error and one.error[0] for one in told} == {None, "E3417"}
         assert ledger[door] == 2 + 4 + 6 + 8 + 10
-        await lock.journal.commit(lambda _: None)
+        await app.journal.commit(lambda _: None)
         closed = [
-            orjson.loads(body) for (body,) in lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed'")
+            orjson.loads(body) for (body,) in app.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed'")
         ]
         ended = Counter((one["operation"], one["status"]) for one in closed if one["toolId"] == "notes.post")
         assert ended == {("invoke", "SUCCESS"): 5, ("invoke", "ERROR"): 5, ("compensate", "SUCCESS"): 5}
@@ -144,7 +144,7 @@ class Traced(Ways):
         return {**super().bearer(token), "traceparent": self.traceparent, "tracestate": "vendor=value"}
 
     async def _library(self, wish: Wish) -> Told:
-        result = await self.lock.call(
+        result = await self.app.call(
             wish.tool, wish.arguments, token=self.token(wish.token), trace_id=f"{self.traceparent} vendor=value"
         )
         return Told(result.value)
@@ -155,10 +155,10 @@ class Traced(Ways):
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_trace_runs_from_the_client_to_the_upstream(home: Path, door: str) -> None:
     server = Scripted()
-    async with far(home, server) as (lock, upstreams):
-        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
-        token = await issued(lock)
-        async with served(lock, {"full": token}, Traced) as ways:
+    async with far(home, server) as (app, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=app.caller)
+        token = await issued(app)
+        async with served(app, {"full": token}, Traced) as ways:
             for said, kept in ((GOOD, True), ("00-zz-1-01", False), ("00-" + "a" * 5000, False)):
                 ways.traceparent = said
                 assert (await ways.ways[door](Wish("far.look", {"text": "a"}))).data == {"said": "a"}
@@ -166,12 +166,12 @@ async def test_a_trace_runs_from_the_client_to_the_upstream(home: Path, door: st
                 assert heard is not None
                 assert (heard.trace_id == TRACE) is kept
                 assert server.calls[-1].tracestate == ("vendor=value" if kept else "")
-                await lock.journal.commit(lambda _: None)
-                rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
+                await app.journal.commit(lambda _: None)
+                rows = app.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
                 assert orjson.loads(rows[-1][0])["traceId"] == heard.trace_id
 
 
-async def issued(lock: Interlock) -> str:
-    lock.issuer_keys.init("EdDSA")
-    await lock.identities.register(Identity(did=did_of("bot"), name="bot", kind="agent", trust=80), by="test")
-    return await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], by=lock.caller)
+async def issued(app: Interlock) -> str:
+    app.issuer_keys.init("EdDSA")
+    await app.identities.register(Identity(did=did_of("bot"), name="bot", kind="agent", trust=80), by="test")
+    return await app.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], by=app.caller)

@@ -72,8 +72,8 @@ async def test_discover_gives_the_callers_tools_a_page_at_a_time(world: World) -
         if not page.next_page_token:
             break
         request.page_token = page.next_page_token
-    caller = await world.lock.caller_of(world.token)
-    visible = await Service(world.lock).tools.visible(caller)
+    caller = await world.app.caller_of(world.token)
+    visible = await Service(world.app).tools.visible(caller)
     assert [one.tool_id for one in found] == [one.row.address for one in visible]
     assert "locked.vault" not in [one.tool_id for one in found]
     (add,) = (one for one in found if one.tool_id == "demo.add")
@@ -173,7 +173,7 @@ values = st.recursive(
 )
 async def test_numbers_of_up_to_308_digits_and_all_text_arrive_as_they_were_sent(world: World, value: Any) -> None:
     result = await world.invoke("demo.echo", {"value": value})
-    here = await world.lock.call("demo.echo", {"value": value})
+    here = await world.app.call("demo.echo", {"value": value})
     assert repr(json.loads(result.value_json)) == repr(here.unwrap())
     assert json.loads(result.value_json) == value
 
@@ -195,8 +195,8 @@ async def test_a_result_that_is_kept_is_referred_to(world: World) -> None:
     result = await world.invoke("long.writes_much")
     assert result.WhichOneof("outcome") == "kept"
     assert result.kept.size_chars == 1002
-    caller = await world.lock.caller_of(world.token)
-    assert await world.lock.read_payload(result.kept.ref, caller=caller) == orjson.dumps("x" * 1000)
+    caller = await world.app.caller_of(world.token)
+    assert await world.app.read_payload(result.kept.ref, caller=caller) == orjson.dumps("x" * 1000)
 
 
 @pytest.mark.supports("OBS-02")
@@ -223,19 +223,19 @@ async def test_every_code_has_the_status_of_the_table_and_the_envelope_in_its_de
             failed = await refusal(world.invoke("long.fails", {"why": code}))
             envelope = failed.envelope
             assert failed.status.name == row.grpc
-        here = await world.lock.call("long.fails", why=code)
+        here = await world.app.call("long.fails", why=code)
         assert here.error is not None
         same = here.error.envelope(envelope.trace_id)
         assert (envelope.code, envelope.error_code, envelope.error_class) == (code, row.error_code, row.error_class)
         assert (envelope.message, envelope.resolution) == (same["message"], same["resolution"])
         assert (envelope.retryable, json.loads(envelope.details_json)) == (same["retryable"], same["details"])
-        assert records(world.lock, envelope.invocation_id)[0]["error_code"] == code
+        assert records(world.app, envelope.invocation_id)[0]["error_code"] == code
 
 
 async def test_input_that_does_not_fit_names_every_fault(world: World) -> None:
     refused = await refusal(world.invoke("demo.add", {"a": "x", "c": 1}))
     assert (refused.status, refused.envelope.error_code) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT")
-    here = await world.lock.call("demo.add", a="x", c=1)
+    here = await world.app.call("demo.add", a="x", c=1)
     assert here.error is not None
     assert json.loads(refused.envelope.details_json) == here.error.details
 
@@ -259,7 +259,7 @@ async def test_arguments_that_are_no_object_as_json_are_refused(world: World) ->
 @pytest.mark.supports("OPS-05")
 async def test_what_the_token_does_not_cover_is_denied(world: World) -> None:
     assert (await refusal(world.invoke("locked.vault"))).envelope.code == "E3206"
-    world.token = await world.lock.tokens.issue(subject=AGENT, user=USER, by=OPERATOR, tools=[ToolGrant("demo.echo")])
+    world.token = await world.app.tokens.issue(subject=AGENT, user=USER, by=OPERATOR, tools=[ToolGrant("demo.echo")])
     denied = await refusal(world.invoke("demo.add", {"a": 1}))
     assert (denied.status, denied.envelope.code) == (grpc.StatusCode.PERMISSION_DENIED, "E3204")
     assert denied.envelope.invocation_id == world.closed()[-1]["call"]
@@ -287,7 +287,7 @@ async def test_without_a_good_token_there_is_nothing_to_see(world: World) -> Non
 
 async def test_a_token_that_expires_between_two_calls_is_refused(home: Path) -> None:
     clock = FakeClock()
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock, served(lock) as world:
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app, served(app) as world:
         assert (await world.invoke("demo.add", {"a": 1})).value_json == b"6"
         clock.advance(3601)
         expired = await refusal(world.invoke("demo.add", {"a": 1}))
@@ -318,8 +318,8 @@ def broken(authorization: str | None) -> Caller | None:
 
 
 @pytest.mark.proves("CONTRACT-13")
-async def test_an_error_inside_tells_nothing_of_itself(lock: Interlock, caplog: pytest.LogCaptureFixture) -> None:
-    service = Service(lock)
+async def test_an_error_inside_tells_nothing_of_itself(app: Interlock, caplog: pytest.LogCaptureFixture) -> None:
+    service = Service(app)
     service.known = broken
     door = GrpcDoor(service, address="127.0.0.1:0")
     port = await door.start()
@@ -454,7 +454,7 @@ async def test_a_flood_of_cancels_waits_at_its_sender(world: World, monkeypatch:
 async def test_a_call_that_has_not_begun_can_be_cancelled_on_its_stream(world: World) -> None:
     sample.world.gate = asyncio.Event()
     first = asyncio.ensure_future(world.invoke("demo.increment", {"name": "a"}, idempotency_key="k"))
-    await until(lambda: records(world.lock, kind="intent"))
+    await until(lambda: records(world.app, kind="intent"))
     second = await world.run("demo.increment", {"name": "a"}, idempotency_key="k")
     await second.write(wire.RunRequest(cancel=wire.CancelCall()))
     event = await second.read()
@@ -473,7 +473,7 @@ async def test_cancel_ends_a_running_call_of_the_same_caller_and_no_other(world:
     status = await world.stub.Status(wire.StatusRequest(invocation_id=call_id), metadata=world.bearer)
     assert status.state == wire.CALL_STATE_RUNNING
     mine = world.bearer
-    world.token = await world.lock.tokens.issue(subject=AGENT, by=OPERATOR)
+    world.token = await world.app.tokens.issue(subject=AGENT, by=OPERATOR)
     assert (await refusal(world.stub.Cancel(request, metadata=world.bearer))).envelope.code == "E3702"
     answer = await world.stub.Cancel(request, metadata=mine)
     assert answer.outcome == wire.CANCEL_OUTCOME_CANCELED
@@ -512,7 +512,7 @@ async def test_streams_side_by_side_hear_of_their_own_calls_only(world: World) -
         assert kinds(heard).count("partial") == number
         assert heard[0].started.invocation_id == heard[-1].result.invocation_id
     assert len({heard[0].started.invocation_id for heard in told}) == 8
-    assert world.lock.gateway.observer.listeners == []
+    assert world.app.gateway.observer.listeners == []
 
 
 async def test_a_slow_reader_misses_progress_and_no_part(world: World) -> None:
@@ -570,7 +570,7 @@ async def test_a_call_that_a_person_must_agree_to_is_pending_and_goes_on_when_th
     status = await world.stub.Status(wire.StatusRequest(invocation_id=asked.invocation_id), metadata=world.bearer)
     assert (status.state, status.approval_ticket_id) == (wire.CALL_STATE_AWAITING_APPROVAL, asked.pending.ticket_id)
     assert sample.world.runs == 0
-    await world.lock.approvals.approve(asked.pending.ticket_id, by=BEN)
+    await world.app.approvals.approve(asked.pending.ticket_id, by=BEN)
     done = await world.stub.Resume(request, metadata=world.bearer)
     assert (done.value_json, done.invocation_id, sample.world.runs) == (b'"carl"', asked.invocation_id, 1)
 
@@ -578,14 +578,14 @@ async def test_a_call_that_a_person_must_agree_to_is_pending_and_goes_on_when_th
 async def test_a_call_sent_again_on_a_stream_after_approval_is_heard_under_its_first_id(world: World) -> None:
     asked = (await events(await world.run("demo.send", {"to": "carl"}, idempotency_key="k")))[-1].result
     assert asked.HasField("pending")
-    await world.lock.approvals.approve(asked.pending.ticket_id, by=BEN)
+    await world.app.approvals.approve(asked.pending.ticket_id, by=BEN)
     heard = await events(await world.run("demo.send", {"to": "carl"}, idempotency_key="k"))
     assert heard[0].started.invocation_id == heard[-1].result.invocation_id == asked.invocation_id
 
 
 async def test_a_call_that_was_denied_says_so(world: World) -> None:
     asked = await world.invoke("demo.send", {"to": "carl"}, idempotency_key="k")
-    await world.lock.approvals.deny(asked.pending.ticket_id, by=BEN)
+    await world.app.approvals.deny(asked.pending.ticket_id, by=BEN)
     request = wire.ResumeRequest(invocation_id=asked.invocation_id)
     denied = await refusal(world.stub.Resume(request, metadata=world.bearer))
     assert (denied.status, denied.envelope.code) == (grpc.StatusCode.PERMISSION_DENIED, "E3209")
@@ -647,8 +647,8 @@ async def test_a_client_can_learn_the_contract_from_the_server(world: World, ver
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
-async def test_health_says_whether_calls_are_taken(lock: Interlock) -> None:
-    async with served(lock, drain_s=30.0) as world:
+async def test_health_says_whether_calls_are_taken(app: Interlock) -> None:
+    async with served(app, drain_s=30.0) as world:
         channel = cast("Any", world.channel)
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"\n\x14interlock.v1.Gateway")
@@ -660,8 +660,8 @@ async def test_health_says_whether_calls_are_taken(lock: Interlock) -> None:
         await stopping
 
 
-async def test_a_message_that_is_too_large_is_refused_and_the_server_goes_on(lock: Interlock) -> None:
-    async with served(lock, max_message_bytes=10_000) as world:
+async def test_a_message_that_is_too_large_is_refused_and_the_server_goes_on(app: Interlock) -> None:
+    async with served(app, max_message_bytes=10_000) as world:
         answer = await refusal(world.invoke("demo.echo", {"value": "x" * 10_000}))
         assert (answer.status, answer.envelope.code) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "E3309")
         # What is far too large is not read at all.
@@ -759,14 +759,14 @@ async def refused_from_now_on(world: World) -> None:
                 return
 
 
-async def test_a_stop_waits_for_calls_under_way_and_loses_none(lock: Interlock) -> None:
-    async with served(lock, drain_s=30.0) as world:
+async def test_a_stop_waits_for_calls_under_way_and_loses_none(app: Interlock) -> None:
+    async with served(app, drain_s=30.0) as world:
         calls = [
             asyncio.ensure_future(world.invoke("long.counts", {"name": f"n{n}"}, idempotency_key=f"k{n}"))
             for n in range(20)
         ]
         streams = [await world.run("long.counts", {"name": f"s{n}"}, idempotency_key=f"s{n}") for n in range(5)]
-        await until(lambda: len(records(lock, kind="intent")) == 25)
+        await until(lambda: len(records(app, kind="intent")) == 25)
         stopping = asyncio.ensure_future(world.door.stop())
         await refused_from_now_on(world)
         assert not stopping.done()
@@ -782,7 +782,7 @@ async def test_a_stop_waits_for_calls_under_way_and_loses_none(lock: Interlock) 
 async def test_what_does_not_end_in_time_is_cut_off_and_on_record(world: World) -> None:
     call = asyncio.ensure_future(world.invoke("long.waits"))
     stream = await world.run("long.waits")
-    await until(lambda: len(world.lock.gateway.runner.active) == 2)
+    await until(lambda: len(world.app.gateway.runner.active) == 2)
     await world.door.stop()
     assert [record["error_code"] for record in world.closed()] == ["E3703", "E3703"]
     assert stage.cancelled == 2
@@ -791,26 +791,26 @@ async def test_what_does_not_end_in_time_is_cut_off_and_on_record(world: World) 
             await attempt
 
 
-async def test_stopping_twice_or_before_the_start_does_nothing(lock: Interlock) -> None:
-    door = GrpcDoor(Service(lock), address="127.0.0.1:0")
+async def test_stopping_twice_or_before_the_start_does_nothing(app: Interlock) -> None:
+    door = GrpcDoor(Service(app), address="127.0.0.1:0")
     await door.stop()
     await door.start()
     await door.stop()
     await door.stop()
 
 
-async def test_a_port_that_is_taken_is_refused(lock: Interlock) -> None:
+async def test_a_port_that_is_taken_is_refused(app: Interlock) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(Failure) as refused:
-            await GrpcDoor(Service(lock), address=f"127.0.0.1:{taken.getsockname()[1]}").start()
+            await GrpcDoor(Service(app), address=f"127.0.0.1:{taken.getsockname()[1]}").start()
     assert refused.value.code == "E3108"
 
 
-async def test_it_speaks_tls_with_two_files(lock: Interlock, tmp_path: Path) -> None:
+async def test_it_speaks_tls_with_two_files(app: Interlock, tmp_path: Path) -> None:
     files = certificate(tmp_path)
-    async with served(lock, tls=files) as world:
+    async with served(app, tls=files) as world:
         trusted = grpc.ssl_channel_credentials(files[0].read_bytes())
         async with grpc.aio.secure_channel(f"localhost:{world.port}", trusted) as channel:
             answer = await GatewayStub(channel).Discover(wire.DiscoverRequest(), metadata=world.bearer)
@@ -820,12 +820,12 @@ async def test_it_speaks_tls_with_two_files(lock: Interlock, tmp_path: Path) -> 
         assert plain.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_files_that_are_no_certificate_are_refused(lock: Interlock, tmp_path: Path) -> None:
+async def test_files_that_are_no_certificate_are_refused(app: Interlock, tmp_path: Path) -> None:
     junk = tmp_path / "junk.pem"
     junk.write_text("nothing")
     for files, code in (((junk, junk), "E3108"), ((tmp_path / "none.pem", junk), "E3001")):
         with pytest.raises(Failure) as refused:
-            await GrpcDoor(Service(lock), address="127.0.0.1:0", tls=files).start()
+            await GrpcDoor(Service(app), address="127.0.0.1:0", tls=files).start()
         assert refused.value.code == code
         assert str(tmp_path) not in refused.value.message
 

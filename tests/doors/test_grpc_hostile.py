@@ -27,8 +27,8 @@ UNKNOWN = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 async def _as_eve(world: World) -> tuple[tuple[str, str], ...]:
     """The metadata of a caller who has nothing to do with the others."""
-    await world.lock.identities.register(Identity(did=EVE, kind="human"), by="test")
-    token = await world.lock.tokens.issue(subject=EVE, by=OPERATOR, ttl_s=3600)
+    await world.app.identities.register(Identity(did=EVE, kind="human"), by="test")
+    token = await world.app.tokens.issue(subject=EVE, by=OPERATOR, ttl_s=3600)
     return (("authorization", f"Bearer {token}"),)
 
 
@@ -112,7 +112,7 @@ async def test_absurd_values_are_refused_in_few_words(world: World) -> None:
 
 async def test_a_token_holds_until_its_last_instant_and_no_longer(home: Path) -> None:
     clock = FakeClock()
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock, served(lock) as world:
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app, served(app) as world:
         clock.advance(3599)
         assert (await world.invoke("demo.add", {"a": 1, "b": 2})).value_json == b"3"
         clock.advance(1)

@@ -80,7 +80,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few")
 async def test_a_peer_without_a_token_holds_no_more_connections_than_its_cap(home: Path) -> None:
-    async with Interlock.open(home) as lock, served(lock) as world, _silent(world.port, 40) as readers:
+    async with Interlock.open(home) as app, served(app) as world, _silent(world.port, 40) as readers:
         ended = [asyncio.ensure_future(_ended(one)) for one in readers]
         await until(lambda: sum(one.done() for one in ended) >= 35)
         assert _accepted(world.port) <= 5
@@ -95,7 +95,7 @@ async def test_a_peer_without_a_token_holds_no_more_connections_than_its_cap(hom
 
 @pytest.mark.usefixtures("few")
 async def test_a_connection_with_a_call_under_way_is_not_closed_to_make_room(home: Path) -> None:
-    async with Interlock.open(home) as lock, served(lock) as world:
+    async with Interlock.open(home) as app, served(app) as world:
         call = asyncio.ensure_future(world.invoke("long.waits"))
         await asyncio.wait_for(stage.entered.wait(), WAIT_S)
         async with _silent(world.port, 20) as readers:
@@ -111,7 +111,7 @@ async def test_a_connection_with_a_call_under_way_is_not_closed_to_make_room(hom
 
 @pytest.mark.usefixtures("few")
 async def test_where_every_connection_of_a_peer_has_a_call_the_newest_are_refused(home: Path) -> None:
-    async with Interlock.open(home) as lock, served(lock) as world, AsyncExitStack() as stack:
+    async with Interlock.open(home) as app, served(app) as world, AsyncExitStack() as stack:
         options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
         calls: list[asyncio.Task[Any]] = []
         for _ in range(8):
@@ -128,9 +128,9 @@ async def test_where_every_connection_of_a_peer_has_a_call_the_newest_are_refuse
         assert [isinstance(one, wire.CallResult) for one in ends] == [True] * 5 + [False] * 3
 
 
-async def test_the_door_leaves_files_of_the_process_to_the_other_doors(lock: Interlock) -> None:
+async def test_the_door_leaves_files_of_the_process_to_the_other_doors(app: Interlock) -> None:
     """grpcio bounds the total itself, so that between two looks nobody takes all files of the process."""
-    async with served(lock, max_connections=16) as world:
+    async with served(app, max_connections=16) as world:
         before = len(os.listdir("/proc/self/fd"))
         async with _silent(world.port, 60) as readers:
             ends = [asyncio.ensure_future(_ended(one)) for one in readers]
@@ -143,9 +143,9 @@ async def test_the_door_leaves_files_of_the_process_to_the_other_doors(lock: Int
         assert await _answered_in_time(world) == b"6"
 
 
-async def test_when_the_door_is_nearly_full_the_peer_that_holds_most_makes_room(lock: Interlock) -> None:
+async def test_when_the_door_is_nearly_full_the_peer_that_holds_most_makes_room(app: Interlock) -> None:
     async with (
-        served(lock, max_connections=16) as world,
+        served(app, max_connections=16) as world,
         _silent(world.port, 3, "127.0.0.3") as few,
         _silent(world.port, 12, "127.0.0.2") as many,
     ):
@@ -174,10 +174,10 @@ STREAMS = ["/grpc.health.v1.Health/Watch", "/grpc.reflection.v1.ServerReflection
 
 @pytest.mark.parametrize("path", HEADERS_ALONE + STREAMS)
 async def test_a_peer_without_a_token_does_not_hold_the_places_of_rpcs(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch, path: str
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(door, "MOST_CALLS", PLACES)
-    async with served(lock) as world, grpc.aio.insecure_channel(f"127.0.0.1:{world.port}") as channel:
+    async with served(app) as world, grpc.aio.insecure_channel(f"127.0.0.1:{world.port}") as channel:
         streams = [cast("Any", channel).stream_stream(path)() for _ in range(2 * PLACES)]
         try:
             for one in streams if "Watch" in path else ():
@@ -209,10 +209,10 @@ async def _headers_alone(world: World, count: int) -> list[Any]:
 
 
 async def test_a_caller_does_not_hold_places_with_headers_alone(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch
+    app: Interlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(places, "AWAITED", 3)
-    async with served(lock) as world:
+    async with served(app) as world:
         await world.invoke("demo.echo", {"value": 6})  # the token is known now
         monkeypatch.setattr(places, "START_WITHIN_S", 0.0)
         streams = await _headers_alone(world, 10)
@@ -226,11 +226,9 @@ async def test_a_caller_does_not_hold_places_with_headers_alone(
                 one.cancel()
 
 
-async def test_a_caller_has_so_many_rpcs_under_way_and_no_more(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_caller_has_so_many_rpcs_under_way_and_no_more(app: Interlock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "MOST_PER_CALLER", 2)
-    async with served(lock) as world:
+    async with served(app) as world:
         calls: list[asyncio.Task[wire.CallResult]] = []
         for _ in range(2):
             stage.entered.clear()
@@ -243,8 +241,8 @@ async def test_a_caller_has_so_many_rpcs_under_way_and_no_more(
         assert (await world.invoke("demo.echo", {"value": 6})).value_json == b"6"
 
 
-async def test_a_first_message_that_comes_late_is_answered_as_one_that_is_there(lock: Interlock) -> None:
-    async with served(lock) as world:
+async def test_a_first_message_that_comes_late_is_answered_as_one_that_is_there(app: Interlock) -> None:
+    async with served(app) as world:
         method = cast("Any", world.channel).stream_unary("/interlock.v1.Gateway/Invoke")
         rpc = method(metadata=world.bearer)
         await rpc.write(wire.InvokeRequest(tool_id="demo.echo", arguments_json=b'{"value": 6}').SerializeToString())
@@ -271,7 +269,7 @@ def _threads(named: str) -> list[int]:
 
 
 async def test_the_threads_of_grpc_s_core_have_a_lower_priority_than_the_event_loop(home: Path) -> None:
-    async with Interlock.open(home) as lock, served(lock) as world:
+    async with Interlock.open(home) as app, served(app) as world:
         assert (await world.invoke("demo.echo", {"value": 6})).value_json == b"6"
         own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         # It starts further threads whenever it is busy.

@@ -36,20 +36,20 @@ async def echo(value: sample.Text) -> str:
 TELLING = ("password_hint", "colour_of_dog", "1.3.0", "vault.ledger", "vault-ledger", "demo.ledgers", "demo-ledgers")
 
 
-async def narrow(wires: Wires, lock: Interlock) -> None:
+async def narrow(wires: Wires, app: Interlock) -> None:
     """From here on every wire is of somebody who may call demo.add and demo.echo."""
     grants = [ToolGrant("demo.add", "^1.0.0"), ToolGrant("demo.echo"), ToolGrant("demo.ledgers")]
-    token = await lock.tokens.issue(subject=did_of("bot"), tools=grants, by=lock.caller)
+    token = await app.tokens.issue(subject=did_of("bot"), tools=grants, by=app.caller)
     wires.bear(token)
 
 
 @pytest.mark.parametrize("door", WIRES)
 async def test_nothing_is_told_of_a_tool_to_those_who_may_not_use_it(home: Path, door: str) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, sample.add, sample.echo, ledger, ledgers, echo)
-        async with wired(lock) as wires:
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, sample.add, sample.echo, ledger, ledgers, echo)
+        async with wired(app) as wires:
             assert "vault.ledger" in (await wires.call(door, "vault.ledge", {})).text.replace("-", ".")
-            await narrow(wires, lock)
+            await narrow(wires, app)
             # A name that is nearly one: suggestions are among what there is for them.
             near = await wires.call(door, "demo.ech", {})
             assert "`demo.echo`" in near.text
@@ -68,10 +68,10 @@ async def test_nothing_is_told_of_a_tool_to_those_who_may_not_use_it(home: Path,
 
 
 async def test_what_does_not_exist_and_what_is_not_theirs_are_described_alike(home: Path) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, sample.add, sample.echo, ledger, ledgers, echo)
-        async with wired(lock) as wires:
-            await narrow(wires, lock)
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, sample.add, sample.echo, ledger, ledgers, echo)
+        async with wired(app) as wires:
+            await narrow(wires, app)
             for name in ("vault.ledger", "vault.nothing", "ledger", "demo.ledgers", "vault.ledger?version=9.9.9"):
                 answer = await wires.http.get(f"/v1/tools/{name}")
                 plain = name.partition("?")[0]

@@ -38,13 +38,11 @@ def head(here: Place, request: str, *headers: str) -> bytes:
     return "\r\n".join((*lines, "", "")).encode()
 
 
-async def token(
-    lock: Interlock, name: str, *, tenant: str = "local", scopes: tuple[str, ...] = (), **facts: Any
-) -> str:
-    await lock.identities.register(
+async def token(app: Interlock, name: str, *, tenant: str = "local", scopes: tuple[str, ...] = (), **facts: Any) -> str:
+    await app.identities.register(
         Identity(did=did_of(name), name=name, kind="human", tenant=tenant, **facts), by="test"
     )
-    return await lock.tokens.issue(subject=did_of(name), tools=[ToolGrant("*")], scopes=scopes, by=lock.caller)
+    return await app.tokens.issue(subject=did_of(name), tools=[ToolGrant("*")], scopes=scopes, by=app.caller)
 
 
 # Bodies
@@ -91,7 +89,7 @@ async def test_names_that_would_fill_the_journal_are_refused(here: Place, field:
     asked: Json = {"tool_id": "demo.add", "parameters": {"a": 1}, "execution_mode": mode, field: "n" * 601}
     answer = await post(here, "/v1/tools/invoke", json.dumps(asked))
     assert (answer.status_code, answer.json()["error"]["error_code"]) == (400, "E3004")
-    assert not here.lock.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'closed'")
+    assert not here.app.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'closed'")
 
 
 async def test_bodies_that_are_begun_and_not_ended_are_bounded_together(
@@ -206,13 +204,13 @@ def _connections(here: Place) -> int:
 
 
 async def test_a_request_behind_a_stream_ends_the_stream(here: Place) -> None:
-    await admit(here.lock, stepwise)
+    await admit(here.app, stepwise)
     sample.world.gate = asyncio.Event()
     answer = await post(
         here, "/v1/tools/invoke", '{"tool_id": "demo.stepwise", "parameters": {"steps": 1}, "execution_mode": "async"}'
     )
     call = answer.json()["invocation_id"]
-    listeners = here.lock.gateway.observer.followers
+    listeners = here.app.gateway.observer.followers
     before = len(listeners)
     peer = await here.raw(head(here, f"GET /v1/calls/{call}/events"))
     await until(lambda: len(listeners) == before + 1)
@@ -227,14 +225,14 @@ async def test_a_request_behind_a_stream_ends_the_stream(here: Place) -> None:
 
 
 async def test_calls_are_seen_cancelled_and_resumed_by_their_own_callers_only(here: Place) -> None:
-    await admit(here.lock, stepwise)
+    await admit(here.app, stepwise)
     sample.world.gate = asyncio.Event()
-    lock = here.lock
+    app = here.app
     others = {
-        "another caller": await token(lock, "ben"),
-        "another tenant's auditor": await token(lock, "eve", tenant="acme", scopes=("audit:read",)),
+        "another caller": await token(app, "ben"),
+        "another tenant's auditor": await token(app, "eve", tenant="acme", scopes=("audit:read",)),
     }
-    auditor = await token(lock, "kim", scopes=("audit:read",))
+    auditor = await token(app, "kim", scopes=("audit:read",))
     asked: Json = {"tool_id": "demo.stepwise", "parameters": {"steps": 1}, "execution_mode": "async"}
     running = (await post(here, "/v1/tools/invoke", json.dumps(asked))).json()["invocation_id"]
     await until(lambda: sample.world.runs == 1)
@@ -258,7 +256,7 @@ async def test_calls_are_seen_cancelled_and_resumed_by_their_own_callers_only(he
         assert (await client.get(path, headers=watching)).status_code == 200
         assert (await client.post(f"{path}/cancel", headers=watching)).status_code == 404
         sample.world.gate.set()
-        ann = await lock.caller_of(here.bearer["authorization"].removeprefix("Bearer "))
+        ann = await app.caller_of(here.bearer["authorization"].removeprefix("Bearer "))
         await until(lambda: here.server._service.calls.result(running, ann))  # pyright: ignore[reportPrivateUsage]
         for held in (*others.values(), auditor):
             seen = await client.get(f"/v1/calls/{running}", headers={"authorization": f"Bearer {held}"})
@@ -266,7 +264,7 @@ async def test_calls_are_seen_cancelled_and_resumed_by_their_own_callers_only(he
 
 
 async def test_nobody_agrees_to_their_own_call(here: Place) -> None:
-    held = await token(here.lock, "ron", groups=frozenset(("operators", "security", "approvers")))
+    held = await token(here.app, "ron", groups=frozenset(("operators", "security", "approvers")))
     bearer = {"authorization": f"Bearer {held}"}
     async with httpx.AsyncClient(base_url=here.base, headers=bearer) as client:
         body = {"tool_id": "demo.send", "parameters": {"to": "x"}, "idempotency_key": "1"}
@@ -282,13 +280,13 @@ async def test_nobody_agrees_to_their_own_call(here: Place) -> None:
 
 
 async def test_nobody_fills_the_background_alone(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    await admit(here.lock, stepwise)
-    monkeypatch.setitem(vars(here.lock.settings), "max_background_per_caller", 2)
+    await admit(here.app, stepwise)
+    monkeypatch.setitem(vars(here.app.settings), "max_background_per_caller", 2)
     monkeypatch.setattr(background_calls, "KEPT_EACH", 1)
     sample.world.gate = asyncio.Event()
     service = here.server._service  # pyright: ignore[reportPrivateUsage] - the calls of this very server
-    ann = await here.lock.caller_of(here.bearer["authorization"].removeprefix("Bearer "))
-    ben = await here.lock.caller_of(await token(here.lock, "ben"))
+    ann = await here.app.caller_of(here.bearer["authorization"].removeprefix("Bearer "))
+    ben = await here.app.caller_of(await token(here.app, "ben"))
     ask = Ask("demo.stepwise", {"steps": 1})
     first, second = (service.calls.start(ask, ann, door="rest") for _ in range(2))
     with pytest.raises(Failure) as refused:
@@ -315,7 +313,7 @@ async def test_ending_waits_for_calls_and_not_for_whoever_listens_or_dawdles(hom
 
     sample.world.gate = asyncio.Event()
     async with place(home, replace(LOOPBACK, grpc_port=0, drain_s=600)) as here:
-        await admit(here.lock, stepwise)
+        await admit(here.app, stepwise)
         await here.raw(b"")
         await here.raw(head(here, "GET /hea")[:-20])
         await here.raw(head(here, "POST /v1/tools/invoke", "content-length: 100") + b"{")
@@ -345,7 +343,7 @@ async def test_ending_waits_for_calls_and_not_for_whoever_listens_or_dawdles(hom
             async with asyncio.timeout(20):
                 assert (await called).json()["result"] == 1
                 await ending
-        rows = here.lock.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'closed' AND call = ?", (behind,))
+        rows = here.app.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'closed' AND call = ?", (behind,))
         assert rows, "what ran in the background has ended too, on record"
 
 

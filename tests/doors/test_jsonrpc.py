@@ -165,7 +165,7 @@ def member(kind: str, number: int) -> Json:
 @pytest.mark.proves("LIFE-17")
 @pytest.mark.parametrize("kind", OVERLAPPING)
 async def test_safe_calls_of_a_batch_run_at_the_same_time(wire: Wire, kind: str) -> None:
-    await prepare(wire.world.lock)
+    await prepare(wire.world.app)
     assert "result" in await wire.ask("tools.list")  # the caller is known
     task = asyncio.create_task(wire.send([member(kind, number) for number in range(5)]))
     await until(lambda: len(running) == 5)
@@ -178,7 +178,7 @@ async def test_safe_calls_of_a_batch_run_at_the_same_time(wire: Wire, kind: str)
 @pytest.mark.proves("LIFE-17")
 @pytest.mark.parametrize("kind", ["write", "outside", "alone"])
 async def test_unsafe_calls_of_a_batch_run_alone_and_answers_keep_the_order_of_requests(wire: Wire, kind: str) -> None:
-    await prepare(wire.world.lock)
+    await prepare(wire.world.app)
     kinds = ["safe", kind, kind, "safe", "depends", "depends"]
     batch = [member(one, number) for number, one in enumerate(kinds)]
     task = asyncio.create_task(wire.send(batch))
@@ -194,11 +194,11 @@ async def test_unsafe_calls_of_a_batch_run_alone_and_answers_keep_the_order_of_r
 
 @pytest.mark.proves("LIFE-17", "OBS-10")
 async def test_a_tool_decides_by_the_input_that_hooks_leave_and_is_told_under_its_id(wire: Wire) -> None:
-    lock = wire.world.lock
-    await prepare(lock)
+    app = wire.world.app
+    await prepare(app)
     assert "result" in await wire.ask("tools.list")  # the caller is known
-    seen, heard = shift(lock, 1), list[str]()
-    lock.listen(lambda event: heard.append(event.invocation_id))
+    seen, heard = shift(app, 1), list[str]()
+    app.listen(lambda event: heard.append(event.invocation_id))
     task = asyncio.create_task(wire.send([member("depends", number) for number in (0, 2, 4)]))
     await until(lambda: running == {1})
     await others_would_have_begun()
@@ -213,7 +213,7 @@ async def test_a_tool_decides_by_the_input_that_hooks_leave_and_is_told_under_it
 
 @pytest.mark.proves("LIFE-17")
 async def test_context_modifiers_of_calls_that_overlapped_are_refused(wire: Wire) -> None:
-    await prepare(wire.world.lock)
+    await prepare(wire.world.app)
     assert "result" in await wire.ask("tools.list")  # the caller is known
 
     def change(number: int) -> Json:

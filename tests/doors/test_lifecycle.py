@@ -64,7 +64,7 @@ async def test_through_every_door_a_call_passes_the_six_phases_in_order(place: P
         assert (await way(gated)).pending
         asked = await place.last()
         assert asked["phases"] == SIX[:3]
-        await place.lock.approvals.approve(asked["approvalTicketId"], by=REVIEWER)
+        await place.app.approvals.approve(asked["approvalTicketId"], by=REVIEWER)
         assert (await way(gated)).data == door
         record = await place.last()
         assert (record["phases"], record["call"]) == (SIX, asked["call"])
@@ -74,13 +74,13 @@ async def test_through_every_door_a_call_passes_the_six_phases_in_order(place: P
 @pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
 async def test_every_attempt_and_every_resumption_passes_the_phases_again(place: Place) -> None:
     sample.flaky.failures = [Failure("E3502", retry_after_ms=1), Failure("E3502", retry_after_ms=1)]
-    assert (await place.lock.call_with_retries("demo.unsteady", {"name": "a"}, key="r")).ok
+    assert (await place.app.call_with_retries("demo.unsteady", {"name": "a"}, key="r")).ok
     attempts = place.records("closed")[-3:]
     assert [one["phases"] for one in attempts] == [[*SIX[:4], "return"], [*SIX[:4], "return"], SIX]
     for door in BY_ID[1:]:
         call = (await place.pending(door, Wish("life.mail", {"to": door}, key=door)))["ticketId"]
-        await place.lock.approvals.approve(call, by=REVIEWER)
-        waiting = (await place.lock.approvals.show(call)).call
+        await place.app.approvals.approve(call, by=REVIEWER)
+        waiting = (await place.app.approvals.show(call)).call
         await _resume(place, door, waiting)
         record = await place.last()
         assert (record["call"], record["phases"], record["status"]) == (waiting, SIX, "SUCCESS")
@@ -163,7 +163,7 @@ async def _carried(place: Place, door: str, key: str) -> Any:
     }  # fmt: skip
     if door == "library":
         options: Json = {"version": "1.0.0", "key": key, "timeout_s": 2.0, "trace_id": headers["traceparent"]}
-        return (await place.lock.call("life.measures", {"name": door}, token=place.token("full"), **options)).unwrap()
+        return (await place.app.call("life.measures", {"name": door}, token=place.token("full"), **options)).unwrap()
     if door == "rest":
         return (await place.http.post("/v1/tools/invoke", json=body, headers=headers)).json()["result"]
     if door == "jsonrpc":
@@ -203,7 +203,7 @@ async def _answered_trace(place: Place, door: str) -> str:
     body: Json = {"tool_id": "demo.add", "parameters": {"a": 1}}
     if door == "library":
         options: Json = {"token": place.token("full"), "trace_id": traceparent}
-        return (await place.lock.call("demo.add", {"a": 1}, **options)).trace_id
+        return (await place.app.call("demo.add", {"a": 1}, **options)).trace_id
     if door == "rest":
         return (await place.http.post("/v1/tools/invoke", json=body, headers=headers)).json()["trace_id"]
     if door == "jsonrpc":
@@ -228,8 +228,8 @@ async def test_the_answer_of_every_door_carries_the_callers_trace(place: Place, 
 @pytest.mark.proves("LIFE-03")
 @pytest.mark.parametrize("state", ["failed", "validation_failed", "denied", "blocked", "timed_out", "canceled"])
 async def test_an_invocation_has_every_transition_to_each_end(place: Place, state: str) -> None:
-    place.lock.hook(Hook(id="hush", when="pre", tools="demo.shout", run=lambda _: HookResult(stop="hush")))
-    place.lock.hook(Hook(id="no", when="pre", tools="demo.send", run=lambda _: HookResult(permission="deny")))
+    place.app.hook(Hook(id="hush", when="pre", tools="demo.shout", run=lambda _: HookResult(stop="hush")))
+    place.app.hook(Hook(id="no", when="pre", tools="demo.send", run=lambda _: HookResult(permission="deny")))
     if state == "canceled":
         task, call = await _begun(place, "rest", Wish("life.waits", {}))
         await place.cancel("rest", call)
@@ -237,7 +237,7 @@ async def test_an_invocation_has_every_transition_to_each_end(place: Place, stat
     else:
         await place.ways["rest"](ENDS[state][0])
         call = (await place.last("closed"))["call"]
-    await place.lock.journal.commit(lambda _: None)
+    await place.app.journal.commit(lambda _: None)
     found = place.invocation(call)
     assert ToolInvocation.parse(found).document() == found
     assert ([one["state"] for one in found["transitions"]], found["status"]) == (PASSED[state], state)
@@ -259,7 +259,7 @@ PASSED: Mapping[str, list[str]] = {
 async def test_an_approved_call_is_one_invocation_from_its_request_to_its_end(place: Place) -> None:
     wish = Wish("life.mail", {"to": "ann"}, key="agreed")
     ticket = (await place.pending("rest", wish))["ticketId"]
-    await place.lock.approvals.approve(ticket, by=REVIEWER)
+    await place.app.approvals.approve(ticket, by=REVIEWER)
     assert (await place.ways["rest"](wish)).data == "ann"
     states = [one["state"] for one in place.invocation((await place.last("closed"))["call"])["transitions"]]
     assert states == [*READY, "awaiting_approval", "approved", "queued", "running", "succeeded"]
@@ -305,8 +305,8 @@ ENDS: Mapping[str, tuple[Wish, str, int]] = {
 @pytest.mark.parametrize("state", ENDS)
 async def test_through_every_door_each_end_is_one_result_one_record_and_one_event(place: Place, state: str) -> None:
     wish, code, status = ENDS[state]
-    place.lock.hook(Hook(id="hush", when="pre", tools="demo.shout", run=lambda _: HookResult(stop="hush")))
-    place.lock.hook(Hook(id="no", when="pre", tools="demo.send", run=lambda _: HookResult(permission="deny")))
+    place.app.hook(Hook(id="hush", when="pre", tools="demo.shout", run=lambda _: HookResult(stop="hush")))
+    place.app.hook(Hook(id="no", when="pre", tools="demo.send", run=lambda _: HookResult(permission="deny")))
     for door in DOORS:
         told = await place.ways[door](wish)
         assert told.error is not None, door
@@ -335,7 +335,7 @@ async def test_a_rejected_approval_is_one_end_whichever_door_asks_again(place: P
     for door in DOORS:
         wish = Wish("life.mail", {"to": door}, key=door)
         ticket = (await place.pending(door, wish))["ticketId"]
-        await place.lock.approvals.deny(ticket, by=REVIEWER)
+        await place.app.approvals.deny(ticket, by=REVIEWER)
         closed = await place.last("closed")
         assert (closed["states"][-1], closed["error_code"], closed["status"]) == ("denied", "E3209", "ERROR")
         again = await place.ways[door](wish)
@@ -381,7 +381,7 @@ async def test_the_same_progress_arrives_in_order_over_the_library_rest_grpc_and
     expected = [(step + 2, f"step {step}", 100 * (step + 1) / 5, step) for step in range(5)]
     heard: list[Json] = []
     stage.release.set()
-    await place.lock.call("life.climbs", {"steps": 5}, on_progress=heard.append, token=place.token("full"))
+    await place.app.call("life.climbs", {"steps": 5}, on_progress=heard.append, token=place.token("full"))
     assert heard[0]["message"] == "started"  # a call that may take long says so at least once
     assert seen(heard[1:]) == expected
     fields = {
@@ -428,7 +428,7 @@ async def test_the_event_stream_of_a_call_that_has_ended_takes_no_more_progress(
     body: Json = {"tool_id": "life.talks", "parameters": {}, "execution_mode": "async"}
     call: Json = (await place.http.post("/v1/tools/invoke", json=body, headers=bearer)).json()
     async with place.http.stream("GET", call["events"], headers=bearer) as stream:
-        await until(lambda: len(place.lock.gateway.observer.followers) > 0)
+        await until(lambda: len(place.app.gateway.observer.followers) > 0)
         stage.release.set()
         first = _told([line async for line in stream.aiter_lines()])
     stage.talkers[0].progress("too late")
@@ -450,9 +450,9 @@ async def _followed(place: Place) -> list[Json]:
     http, bearer = place.http, {"authorization": f"Bearer {place.token('full')}"}
     body = {"tool_id": "life.climbs", "parameters": {"steps": 5}, "execution_mode": "async"}
     call: Json = (await http.post("/v1/tools/invoke", json=body, headers=bearer)).json()
-    listening = len(place.lock.gateway.observer.followers)
+    listening = len(place.app.gateway.observer.followers)
     async with http.stream("GET", call["events"], headers=bearer) as stream:
-        await until(lambda: len(place.lock.gateway.observer.followers) > listening)
+        await until(lambda: len(place.app.gateway.observer.followers) > listening)
         stage.release.set()
         heard = _told([line async for line in stream.aiter_lines()])
     assert heard[-1]["event_class"] == "tool.invocation.status"  # and none after the end
@@ -529,15 +529,15 @@ async def test_a_call_that_waits_for_a_person_is_taken_back_by_id_and_never_runs
     for door in BY_ID:
         wish = Wish("life.mail", {"to": door}, key=door)
         ticket_id = (await place.pending(door, wish))["ticketId"]
-        call_id = (await place.lock.approvals.show(ticket_id)).call
+        call_id = (await place.app.approvals.show(ticket_id)).call
         assert await place.cancel(door, call_id) == "canceled"
         closed = await place.last("closed")
         assert (closed["call"], closed["states"][-2:]) == (call_id, ["awaiting_approval", "canceled"])
         assert closed["error_code"] == "E3703"
         assert place.heard(call_id)[-2:] == ["tool.invocation.cancel_requested", "tool.invocation.canceled"]
-        assert (await place.lock.approvals.show(ticket_id)).state == "VOID"
+        assert (await place.app.approvals.show(ticket_id)).state == "VOID"
         with pytest.raises(Failure) as refused:
-            await place.lock.approvals.approve(ticket_id, by=REVIEWER)
+            await place.app.approvals.approve(ticket_id, by=REVIEWER)
         assert refused.value.code == "E3411"
         # Ended is ended; and whoever wants it after all asks anew.
         assert await place.cancel(door, call_id) == "finished"
@@ -660,8 +660,8 @@ async def test_at_every_door_a_known_key_at_another_version_is_a_conflict(place:
     for door in DOORS:
         assert (await place.ways[door](Wish("demo.increment", {"name": door}, key=door))).data == 1
     # The same call, word for word: only the version that the name stands for is another one.
-    await admit(place.lock, increment)
-    await place.lock.catalog.forget()
+    await admit(place.app, increment)
+    await place.app.catalog.forget()
     for door in DOORS:
         told = await place.ways[door](Wish("demo.increment", {"name": door}, key=door))
         assert told.data is None, door
@@ -695,9 +695,9 @@ async def _conflicts_on_the_wires(place: Place, wish: Wish) -> None:
 
 async def _corpus(place: Place) -> dict[str, tuple[str | None, str | None]]:
     """Headers, and the code that each is refused with; None for the good one."""
-    good = await place.lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], by=place.lock.caller)
+    good = await place.app.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], by=place.app.caller)
     header, claims = parts(good)
-    key = place.lock.issuer_keys.active()
+    key = place.app.issuer_keys.active()
     head, body, signature = good.split(".")
     shared = f"{part(header | {'alg': 'HS256'})}.{part(claims)}"
     pem = key.public.key.public_bytes(*_PEM())
@@ -747,18 +747,18 @@ async def test_at_every_door_only_the_good_token_passes_and_each_other_has_its_c
         token = "" if header is None else header.partition(" ")[2]
         if header is None or header.startswith("Basic"):
             continue
-        result = await place.lock.call("demo.add", {"a": 1}, token=token)
+        result = await place.app.call("demo.add", {"a": 1}, token=token)
         assert (None if result.error is None else result.error.code) == code, name
 
 
 @pytest.mark.proves("AUDIT-01")
 async def test_a_token_that_a_door_refuses_is_counted_and_leaves_no_record(place: Place) -> None:
     """Strangers must not be able to fill the journal. A call in the process is on record, whatever its token."""
-    signals = place.lock.gateway.telemetry.metrics.signals
+    signals = place.app.gateway.telemetry.metrics.signals
 
     async def size() -> int:
-        await place.lock.journal.drain()
-        ((rows,),) = place.lock.journal.reader.all("SELECT COUNT(*) FROM journal")
+        await place.app.journal.drain()
+        ((rows,),) = place.app.journal.reader.all("SELECT COUNT(*) FROM journal")
         return rows
 
     tried = 0
@@ -772,8 +772,8 @@ async def test_a_token_that_a_door_refuses_is_counted_and_leaves_no_record(place
             assert signals["IDENTITY_REFUSED"] == counted + 1, (name, door)
             tried += 1
     assert tried >= 5 * len(DOORS[1:])
-    refused = await place.lock.call("demo.add", {"a": 1}, token="not.a.token")
-    await place.lock.journal.drain()
+    refused = await place.app.call("demo.add", {"a": 1}, token="not.a.token")
+    await place.app.journal.drain()
     assert [one["error_code"] for one in place.records("closed") if one["call"] == refused.invocation_id] == ["E3203"]
 
 
@@ -785,7 +785,7 @@ async def test_nothing_opens_the_gate_of_what_cannot_be_undone_at_any_door(home:
     (home / "policy.cedar").write_text("permit (principal, action, resource);\n")
     generous: Json = {"environment": "local", "theta_auto": 0, "sigma_critical": "system"}
     async with opened(home, **generous) as place:
-        place.lock.hook(Hook(id="wave", when="pre", run=lambda _: HookResult(permission="allow")))
+        place.app.hook(Hook(id="wave", when="pre", run=lambda _: HookResult(permission="allow")))
         for door in DOORS:
             assert (await place.ways[door](Wish("life.mail", {"to": door}, key=door))).pending, door
             record = await place.last()
@@ -798,7 +798,7 @@ async def test_at_every_door_a_gated_call_leaves_a_ticket_a_span_event_and_nothi
     caller = await place.caller()
     for door in DOORS:
         pending = await place.pending(door, Wish("life.mail", {"to": door, "note": CANARY}, key=door))
-        ticket = (await place.lock.approvals.show(pending["ticketId"])).document()
+        ticket = (await place.app.approvals.show(pending["ticketId"])).document()
         record = await place.last()
         assert (pending["code"], pending["expiresAt"]) == ("APPROVAL_REQUIRED", ticket["expiresAt"])
         assert pending["pollEndpoint"] == f"/v1/approvals/{ticket['id']}"
@@ -808,15 +808,15 @@ async def test_at_every_door_a_gated_call_leaves_a_ticket_a_span_event_and_nothi
         assert ticket["requestedAt"] < ticket["expiresAt"]
         assert [step["group"] for step in ticket["escalationChain"]] == ["approvers", "managers", "admins"]
         assert (record["approvalTicketId"], record["states"][-1]) == (ticket["id"], "awaiting_approval")
-        spans = place.lock.gateway.telemetry.trace(record["traceId"], caller)
+        spans = place.app.gateway.telemetry.trace(record["traceId"], caller)
         events = [event for span in spans for event in span["events"] if event["name"] == "approval_requested"]
         assert [event["ticketId"] for event in events] == [ticket["id"]]
     assert stage.sent == []
-    rows = place.lock.journal.reader.all("SELECT * FROM ticket") + place.lock.journal.reader.all(
+    rows = place.app.journal.reader.all("SELECT * FROM ticket") + place.app.journal.reader.all(
         "SELECT * FROM notification"
     )
     assert len(rows) == 2 * len(DOORS)
     assert CANARY not in repr(rows)
-    await place.lock.journal.drain()
-    for file in place.lock.home.path.rglob("*"):
+    await place.app.journal.drain()
+    for file in place.app.home.path.rglob("*"):
         assert not file.is_file() or CANARY.encode() not in file.read_bytes(), file

@@ -77,26 +77,26 @@ holding = write(hold, timeout_class="async")
 
 
 @pytest_asyncio.fixture
-async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
+async def app(tmp_path: Path) -> AsyncGenerator[Interlock]:
     async with Interlock.open(tmp_path, housekeeping=False) as opened:
         await admit(opened, look, pay, holding)
         yield opened
 
 
 async def one_page(
-    lock: Interlock, wanted: Wanted, by: Caller | None, before: int | None, limit: int
+    app: Interlock, wanted: Wanted, by: Caller | None, before: int | None, limit: int
 ) -> tuple[list[Json], int | None]:
     """A page as a caller sees it, or as a person at the data directory does."""
     if by is not None:
-        return await Listing(lock).page(wanted, by=by, before=before, limit=limit)
-    return await lock.readers.read(lambda reader: every_call(reader, wanted, before=before, limit=limit))
+        return await Listing(app).page(wanted, by=by, before=before, limit=limit)
+    return await app.readers.read(lambda reader: every_call(reader, wanted, before=before, limit=limit))
 
 
-async def every_page(lock: Interlock, wanted: Wanted, by: Caller | None, limit: int) -> list[Json]:
+async def every_page(app: Interlock, wanted: Wanted, by: Caller | None, limit: int) -> list[Json]:
     found: list[Json] = []
     before = None
     for _ in range(100):
-        page, before = await one_page(lock, wanted, by, before, limit)
+        page, before = await one_page(app, wanted, by, before, limit)
         assert len(page) <= limit
         found += page
         if before is None:
@@ -119,44 +119,43 @@ async def test_pages_hold_each_call_once_and_nobody_elses(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listing, "LOOKED_THROUGH", looked)
-        async with Interlock.open(tmp_path_factory.mktemp("pages"), housekeeping=False) as lock:
-            await admit(lock, look)
+        async with Interlock.open(tmp_path_factory.mktemp("pages"), housekeeping=False) as app:
+            await admit(app, look)
             calls = [
-                (by, number, (await lock.call("li.look", number=number, caller=by)).invocation_id)
-                for by, number in made
+                (by, number, (await app.call("li.look", number=number, caller=by)).invocation_id) for by, number in made
             ]
             calls.reverse()
             for by in (ANN, BOB, EVE):
-                found = await every_page(lock, Wanted(), by, limit)
+                found = await every_page(app, Wanted(), by, limit)
                 assert [line["invocation_id"] for line in found] == [one for who, _, one in calls if who is by]
             for wanted, sign in ((Wanted(state="succeeded"), 1), (Wanted(error="E3401"), -1)):
-                found = await every_page(lock, wanted, None, limit)
+                found = await every_page(app, wanted, None, limit)
                 assert [line["invocation_id"] for line in found] == [one for _, number, one in calls if number == sign]
-            north = await every_page(lock, Wanted(tool="li.look"), auditor("north"), limit)
+            north = await every_page(app, Wanted(tool="li.look"), auditor("north"), limit)
             assert [line["invocation_id"] for line in north] == [one for who, _, one in calls if who is not EVE]
 
 
-async def test_a_span_of_time_is_found_whatever_is_on_record_around_it(lock: Interlock) -> None:
+async def test_a_span_of_time_is_found_whatever_is_on_record_around_it(app: Interlock) -> None:
     for number in range(30):
-        assert (await lock.call("li.look", number=number, caller=ANN)).ok
-    everything = await every_page(lock, Wanted(), None, 100)
+        assert (await app.call("li.look", number=number, caller=ANN)).ok
+    everything = await every_page(app, Wanted(), None, 100)
     times = sorted({line["at"] for line in everything})
     for since in times:
-        found = await every_page(lock, Wanted(since=since), None, 7)
+        found = await every_page(app, Wanted(since=since), None, 7)
         assert found == [line for line in everything if line["at"] >= since]
-        found = await every_page(lock, Wanted(until=since), None, 7)
+        found = await every_page(app, Wanted(until=since), None, 7)
         assert found == [line for line in everything if line["at"] < since]
 
 
 async def test_a_first_page_holds_no_more_than_its_limit_however_many_calls_run(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch
+    app: Interlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate.close()
     tasks = [
-        asyncio.create_task(lock.call("demo.hold", number=number, key=f"k{number}", caller=ANN)) for number in range(30)
+        asyncio.create_task(app.call("demo.hold", number=number, key=f"k{number}", caller=ANN)) for number in range(30)
     ]
     running = "SELECT COUNT(*) FROM reservation WHERE state = 'executing'"
-    await until(lambda: lock.journal.reader.all(running) == [(30,)])
+    await until(lambda: app.journal.reader.all(running) == [(30,)])
     looked: list[str] = []
     real = listing._told  # pyright: ignore[reportPrivateUsage]
 
@@ -165,51 +164,51 @@ async def test_a_first_page_holds_no_more_than_its_limit_however_many_calls_run(
         return real(connection, call)
 
     monkeypatch.setattr(listing, "_told", noted)
-    found, _ = await one_page(lock, Wanted(), None, None, 5)
+    found, _ = await one_page(app, Wanted(), None, None, 5)
     assert len(found) == 5
     assert {line["state"] for line in found} == {"running"}
     assert len(looked) <= 10, "those that are not shown are not read"
-    every = (await one_page(lock, Wanted(state="running"), None, None, 100))[0]
+    every = (await one_page(app, Wanted(state="running"), None, None, 100))[0]
     assert found == every[:5], "the newest"
     assert len(every) == 30
     assert len(looked) <= 10 + 30
-    assert await every_page(lock, Wanted(state="running"), None, 7) == every, "those beyond the first page as well"
-    assert await every_page(lock, Wanted(), ANN, 7) == every
+    assert await every_page(app, Wanted(state="running"), None, 7) == every, "those beyond the first page as well"
+    assert await every_page(app, Wanted(), ANN, 7) == every
     monkeypatch.setattr(listing, "LIVE_LOOKED_THROUGH", 4)
-    assert await every_page(lock, Wanted(state="running"), None, 7) == every
-    assert await every_page(lock, Wanted(), BOB, 7) == []
+    assert await every_page(app, Wanted(state="running"), None, 7) == every
+    assert await every_page(app, Wanted(), BOB, 7) == []
     gate.open()
     await asyncio.gather(*tasks)
-    assert len(await every_page(lock, Wanted(), None, 7)) == 30
+    assert len(await every_page(app, Wanted(), None, 7)) == 30
 
 
-async def test_what_runs_now_is_told_and_when_it_has_ended_is_told_once(lock: Interlock) -> None:
+async def test_what_runs_now_is_told_and_when_it_has_ended_is_told_once(app: Interlock) -> None:
     gate.close()
-    task = asyncio.create_task(lock.call("demo.hold", number=1, key="k", caller=ANN))
-    await until(lambda: lock.journal.reader.all("SELECT 1 FROM reservation WHERE state = 'executing'"))
-    (line,) = await every_page(lock, Wanted(state="running"), ANN, 10)
+    task = asyncio.create_task(app.call("demo.hold", number=1, key="k", caller=ANN))
+    await until(lambda: app.journal.reader.all("SELECT 1 FROM reservation WHERE state = 'executing'"))
+    (line,) = await every_page(app, Wanted(state="running"), ANN, 10)
     assert (line["tool"], line["caller"], line["key"]) == ("demo.hold@1.0.0", "user:ann", "k")
-    assert await every_page(lock, Wanted(state="running"), BOB, 10) == []
+    assert await every_page(app, Wanted(state="running"), BOB, 10) == []
     gate.open()
     result = await task
-    assert await every_page(lock, Wanted(state="running"), ANN, 10) == []
-    assert [one["invocation_id"] for one in await every_page(lock, Wanted(), ANN, 10)] == [result.invocation_id]
+    assert await every_page(app, Wanted(state="running"), ANN, 10) == []
+    assert [one["invocation_id"] for one in await every_page(app, Wanted(), ANN, 10)] == [result.invocation_id]
 
 
 async def test_the_tools_that_fail_most_lead_and_so_do_those_who_spent_most(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await admit(lock, look, pay)
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await admit(app, look, pay)
         for by, number in ((ANN, 3), (BOB, 5), (EVE, 9)):
-            assert (await lock.call("li.pay", number=number, caller=by)).ok
-            assert not (await lock.call("li.look", number=-1, caller=by)).ok
+            assert (await app.call("li.pay", number=number, caller=by)).ok
+            assert not (await app.call("li.look", number=-1, caller=by)).ok
 
         async def top(lead: Lead) -> Json:
-            now_ms = lock.clock.now_ms()
-            return await lock.readers.read(
+            now_ms = app.clock.now_ms()
+            return await app.readers.read(
                 lambda reader: top_of_all(reader, lead, now_ms=now_ms, since=None, until=None, limit=10)
             )
 
-        told = Listing(lock)
+        told = Listing(app)
         failures = await top("failures")
         assert [(one["tool"], one["failures"]) for one in failures["top"]] == [("li.look", 3)]
         cost = await top("cost")
@@ -222,22 +221,20 @@ async def test_the_tools_that_fail_most_lead_and_so_do_those_who_spent_most(tmp_
         assert [(one["tool"], one["calls"]) for one in calls["top"]] == [("li.look", 2), ("li.pay", 2)]
         with pytest.raises(Failure, match="audit:read"):
             await told.top("calls", by=ANN)
-        read = lock.journal.reader.all("SELECT count(*) FROM journal WHERE kind = 'audit.read'")
+        read = app.journal.reader.all("SELECT count(*) FROM journal WHERE kind = 'audit.read'")
         assert read == [(1,)], "who reads the calls of others is on record"
 
 
-async def test_every_door_tells_the_same(lock: Interlock) -> None:
-    lock.issuer_keys.init("EdDSA")
-    await lock.identities.register(Identity(did=did_of("ops"), name="ops", kind="human"), by="test")
-    token = await lock.tokens.issue(
-        subject=did_of("ops"), by=lock.caller, scopes=["audit:read"], tools=[ToolGrant("*")]
-    )
-    caller = await lock.caller_of(token)
-    await lock.call("li.look", number=1, caller=caller)
-    await lock.call("li.look", number=-1, caller=caller)
+async def test_every_door_tells_the_same(app: Interlock) -> None:
+    app.issuer_keys.init("EdDSA")
+    await app.identities.register(Identity(did=did_of("ops"), name="ops", kind="human"), by="test")
+    token = await app.tokens.issue(subject=did_of("ops"), by=app.caller, scopes=["audit:read"], tools=[ToolGrant("*")])
+    caller = await app.caller_of(token)
+    await app.call("li.look", number=1, caller=caller)
+    await app.call("li.look", number=-1, caller=caller)
     head = {"authorization": f"Bearer {token}"}
     async with (
-        serving(Service(lock), Listening(port=0, grpc_port=0)) as server,
+        serving(Service(app), Listening(port=0, grpc_port=0)) as server,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=30, headers=head) as http,
         grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
     ):
@@ -249,11 +246,11 @@ async def test_every_door_tells_the_same(lock: Interlock) -> None:
             ).json()
 
         gate.close()
-        tasks = [asyncio.create_task(lock.call("demo.hold", number=one, key=f"k{one}", caller=ANN)) for one in range(5)]
+        tasks = [asyncio.create_task(app.call("demo.hold", number=one, key=f"k{one}", caller=ANN)) for one in range(5)]
         await until(
-            lambda: lock.journal.reader.all("SELECT count(*) FROM reservation WHERE state = 'executing'") == [(5,)]
+            lambda: app.journal.reader.all("SELECT count(*) FROM reservation WHERE state = 'executing'") == [(5,)]
         )
-        running = [one["invocation_id"] for one in await every_page(lock, Wanted(state="running"), None, 100)]
+        running = [one["invocation_id"] for one in await every_page(app, Wanted(state="running"), None, 100)]
 
         async def by_rest(asked: Json) -> Json:
             return (await http.get("/v1/calls", params=asked)).json()
@@ -286,7 +283,7 @@ async def test_every_door_tells_the_same(lock: Interlock) -> None:
         answered = await stub.Calls(wire.CallsRequest(**asked), metadata=tuple(head.items()))
         assert [line.caller_name for line in answered.calls] == ["ops"]
         assert [(line["agent"], line["agent_name"]) for line in rest["calls"]] == [(None, None)]
-        assert (await lock.call("li.look", number=-1, caller=replace(ANN, agent=did_of("ops")))).error is not None
+        assert (await app.call("li.look", number=-1, caller=replace(ANN, agent=did_of("ops")))).error is not None
         acted: Json = {"caller": "ops", "limit": 1}
         (line,) = (await http.get("/v1/calls", params=acted)).json()["calls"]
         assert (line["caller"], line["agent"], line["agent_name"]) == (ANN.id, did_of("ops"), "ops")
@@ -305,15 +302,15 @@ async def test_every_door_tells_the_same(lock: Interlock) -> None:
 
 
 async def test_a_read_that_has_just_ended_is_found_although_its_record_is_not_written_yet(home: Path) -> None:
-    async with Interlock.open(home, housekeeping=False, audit="batched") as lock:
-        await admit(lock, sample.add)
-        calls = Service(lock).calls
-        assert (await lock.call("demo.add", a=1)).ok
-        ended = await lock.call("demo.add", a=1)
+    async with Interlock.open(home, housekeeping=False, audit="batched") as app:
+        await admit(app, sample.add)
+        calls = Service(app).calls
+        assert (await app.call("demo.add", a=1)).ok
+        ended = await app.call("demo.add", a=1)
         with pytest.raises(Failure):
-            await calls.status(ended.invocation_id, lock.caller)
-        found = await calls.find(ended.invocation_id, lock.caller)
+            await calls.status(ended.invocation_id, app.caller)
+        found = await calls.find(ended.invocation_id, app.caller)
         assert (found["status"], found["tool_id"]) == ("succeeded", "demo.add")
         with pytest.raises(Failure) as unknown:
-            await calls.find("01M7M9J0J0750EE1EE10850B5A", lock.caller)
+            await calls.find("01M7M9J0J0750EE1EE10850B5A", app.caller)
         assert unknown.value.code == "E3702"

@@ -49,11 +49,11 @@ async def test_a_server_that_lost_its_keys_answers_503_at_every_door(
     tmp_path: Path, lose: Callable[[Path], None], words: tuple[str, str]
 ) -> None:
     home = tmp_path / "home"
-    async with Interlock.open(home, housekeeping=False) as lock:
-        lock.issuer_keys.init("EdDSA")
-        await lock.identities.register(Identity(did=did_of("ann"), name="ann", kind="human"), by="test")
-        token = await lock.tokens.issue(subject=did_of("ann"), by=lock.caller)
-        async with serving(Service(lock), Listening(port=0, grpc_port=0)) as server:
+    async with Interlock.open(home, housekeeping=False) as app:
+        app.issuer_keys.init("EdDSA")
+        await app.identities.register(Identity(did=did_of("ann"), name="ann", kind="human"), by="test")
+        token = await app.tokens.issue(subject=did_of("ann"), by=app.caller)
+        async with serving(Service(app), Listening(port=0, grpc_port=0)) as server:
             lose(home)
             bearer = {"authorization": f"Bearer {token}", "accept": "application/json, text/event-stream"}
             async with httpx.AsyncClient(
@@ -65,7 +65,7 @@ async def test_a_server_that_lost_its_keys_answers_503_at_every_door(
                     await client.post("/rpc", json={**ASKED, "method": "tools.list"}),
                     await client.post("/mcp", json=ASKED),
                 ]
-            if lose is _moved and not lock.home.near:
+            if lose is _moved and not app.home.near:
                 words = KEYS_LOST  # the store is elsewhere, and is still there
             for answer in answers:
                 # An error of JSON-RPC is in the body, whatever it is.

@@ -165,7 +165,7 @@ async def test_clients_hear_of_a_tool_that_is_registered_later(world: World, mod
         if mode != "legacy":
             await stack.enter_async_context(client.listen(tools_list_changed=True))
         before = {one.name for one in (await client.list_tools()).tools}
-        await world.lock.add(added_later)
+        await world.app.add(added_later)
         await asyncio.wait_for(heard.wait(), PATIENCE_S)
         assert {one.name for one in (await client.list_tools()).tools} - before == {"shapes-added_later"}
 
@@ -201,7 +201,7 @@ async def test_a_call_gives_structured_content_that_fits_the_schema_and_a_text(w
         for key, count in (("one", 1), ("two", 2), ("one", 1)):
             written = await client.call_tool("demo-increment", {"name": "a", "idempotency_key": key})
             assert written.structured_content == {"result": count}
-    doors = {record["door"] for record in records(world.lock) if record.get("door")}
+    doors = {record["door"] for record in records(world.app) if record.get("door")}
     assert doors <= {"mcp"}
 
 
@@ -260,7 +260,7 @@ async def test_only_a_name_that_means_nothing_is_a_fault_of_the_protocol(world: 
 @DOOR
 @ERAS
 async def test_a_call_that_waits_for_a_person_says_so_and_goes_on_when_made_again(world: World, mode: str) -> None:
-    await use_policy(world.lock, "permit(principal, action, resource);\n")
+    await use_policy(world.app, "permit(principal, action, resource);\n")
     async with world.client(mode) as client:
         await client.list_tools()
         wanted = {"to": "ann", "idempotency_key": "mail-1"}
@@ -274,7 +274,7 @@ async def test_a_call_that_waits_for_a_person_says_so_and_goes_on_when_made_agai
         waiting = await client.call_tool("demo-send", wanted)
         assert waiting.meta is not None
         assert waiting.meta["interlock/pending"]["ticketId"] == ticket
-        await world.lock.approvals.approve(ticket, by=REVIEWER)
+        await world.app.approvals.approve(ticket, by=REVIEWER)
         done = await client.call_tool("demo-send", wanted)
         assert (done.structured_content, sample.world.runs) == ({"result": "ann"}, 1)
 
@@ -328,11 +328,11 @@ async def upstream(world: World) -> AsyncGenerator[None]:
     app = server.streamable_http_app()
     async with server.session_manager.run(), serving(app) as port:
         config = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True}
-        report = await world.lock.upstreams.add("other", "mcp", config, by=world.lock.caller)
+        report = await world.app.upstreams.add("other", "mcp", config, by=world.app.caller)
         assert report.count("admitted") == 2
-        until_ms = world.lock.clock.now_ms() + 60_000
+        until_ms = world.app.clock.now_ms() + 60_000
         for one in ("other.picture", "other.photo"):
-            await world.lock.standing_approvals.grant(
+            await world.app.standing_approvals.grant(
                 one, by=REVIEWER, caller=AGENT, arguments={}, uses=9, expires_ms=until_ms
             )
         yield
@@ -342,7 +342,7 @@ async def upstream(world: World) -> AsyncGenerator[None]:
 @DOOR
 @ERAS
 async def test_what_an_upstream_offers_is_passed_on_under_its_name(world: World, mode: str) -> None:
-    await use_policy(world.lock, "permit(principal, action, resource);\n")
+    await use_policy(world.app, "permit(principal, action, resource);\n")
     async with upstream(world), world.client(mode) as client:
         assert "other-picture" in {one.name for one in (await client.list_tools()).tools}
         image, word = (await client.call_tool("other-picture", {"idempotency_key": "k"})).content
@@ -365,7 +365,7 @@ async def test_what_an_upstream_offers_is_passed_on_under_its_name(world: World,
         for missing in (client.read_resource("upstream:other:note://none"), client.get_prompt("other-none", {})):
             with pytest.raises(MCPError):
                 await missing
-        read_of = [record["act"] for record in records(world.lock, "upstream:other", "authority")]
+        read_of = [record["act"] for record in records(world.app, "upstream:other", "authority")]
         assert read_of[-4:] == ["resource.read", "prompt.read", "resource.read", "prompt.read"]
 
 
@@ -408,11 +408,11 @@ async def test_a_call_that_its_client_gives_up_on_ends_on_record(world: World, m
             running.set()
 
     def closed() -> list[dict[str, Any]]:
-        return [record for record in records(world.lock) if record["toolId"] == "slow.count"]
+        return [record for record in records(world.app) if record["toolId"] == "slow.count"]
 
     async def told(progress: float, total: float | None, message: str | None) -> None: ...
 
-    world.lock.listen(hear)
+    world.app.listen(hear)
     async with world.client(mode) as client:
         callback = told if progress else None
         call = asyncio.ensure_future(client.call_tool("slow-count", {"to": 101}, progress_callback=callback))
@@ -447,8 +447,8 @@ async def test_a_request_without_a_good_token_learns_what_is_missing_and_where_t
 @DOOR
 async def test_whoever_looks_for_a_token_is_sent_to_the_issuers_that_are_trusted(tmp_path: Path) -> None:
     issuer = {"iss": "https://id.example", "jwks": "https://id.example/jwks", "algorithms": ["RS256"], "audience": "x"}
-    async with Interlock.open(tmp_path, trusted_issuers=(issuer,), housekeeping=False) as lock:
-        told = McpDoor(Service(lock)).metadata("https://tools.example")
+    async with Interlock.open(tmp_path, trusted_issuers=(issuer,), housekeeping=False) as app:
+        told = McpDoor(Service(app)).metadata("https://tools.example")
     assert told["authorization_servers"] == ["https://id.example"]
 
 
@@ -457,7 +457,7 @@ async def test_a_revoked_token_is_refused_in_the_middle_of_a_session(world: Worl
     token = await world.token()
     async with world.client("2026-07-28", token) as client:
         assert (await client.call_tool("demo-add", {"a": 1})).structured_content == {"result": 6}
-        await world.lock.tokens.revoke(token, reason="lost", by=OPERATOR)
+        await world.app.tokens.revoke(token, reason="lost", by=OPERATOR)
         with pytest.raises(MCPError):
             await client.call_tool("demo-add", {"a": 1})
 
@@ -589,4 +589,4 @@ async def test_an_agent_framework_calls_a_governed_tool(world: World) -> None:
     async with agent:
         result = await agent.run("add something")
     assert "demo-add" in result.output
-    assert any(record["toolId"] == "demo.add" for record in records(world.lock))
+    assert any(record["toolId"] == "demo.add" for record in records(world.app))

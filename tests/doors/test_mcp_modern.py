@@ -71,8 +71,8 @@ def request(method: str = "tools/call", params: Json | None = None, **other: Any
 class Both:
     """One endpoint, asked through its route and through the SDK."""
 
-    def __init__(self, lock: Interlock, door: McpDoor, caller: Caller, token: str) -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, door: McpDoor, caller: Caller, token: str) -> None:
+        self.app = app
         self.caller = caller
         self.token = token
         self.route = door.route
@@ -131,7 +131,7 @@ class Both:
 
     async def _begin(self) -> None:
         sample.reset()
-        await self.lock.journal.commit(lambda made: made.execute("DELETE FROM reservation") and None)
+        await self.app.journal.commit(lambda made: made.execute("DELETE FROM reservation") and None)
 
 
 def _settled(value: Any) -> Any:
@@ -150,12 +150,12 @@ def _settled(value: Any) -> Any:
 
 @pytest_asyncio.fixture
 async def both(home: Path) -> AsyncGenerator[Both]:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await prepare(lock)
-        door = McpDoor(Service(lock))
-        token = await lock.tokens.issue(subject=AGENT, by=OPERATOR)
+    async with Interlock.open(home, housekeeping=False) as app:
+        await prepare(app)
+        door = McpDoor(Service(app))
+        token = await app.tokens.issue(subject=AGENT, by=OPERATOR)
         async with door.lifespan():
-            yield Both(lock, door, await lock.caller_of(token), token)
+            yield Both(app, door, await app.caller_of(token), token)
 
 
 CALLS: dict[str, Json] = {
@@ -181,7 +181,7 @@ CALLS: dict[str, Json] = {
 @pytest.mark.parametrize("which", CALLS)
 async def test_calls_are_answered_alike(both: Both, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("interlock.doors.mcp.modern.WATCH_AFTER_S", 60.0)
-    await use_policy(both.lock, "permit(principal, action, resource);\n")
+    await use_policy(both.app, "permit(principal, action, resource);\n")
     await both.compare(request(params=CALLS[which]))
     assert both.fell_through == (which == "unknown")
     if which != "unknown":

@@ -117,24 +117,24 @@ async def upstream(world: World, era: str) -> AsyncGenerator[Other]:
     """That server as the upstream `other`, spoken to in one era, of which each agent may call a tool."""
     other = Other()
     manager = StreamableHTTPSessionManager(other.server)
-    await use_policy(world.lock, "permit(principal, action, resource);\n")
+    await use_policy(world.app, "permit(principal, action, resource);\n")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await manager.handle_request(scope, receive, send)
 
     async with manager.run(), serving(app) as port:
         config = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True, "protocol": era}
-        report = await world.lock.upstreams.add("other", "mcp", config, by=world.lock.caller)
+        report = await world.app.upstreams.add("other", "mcp", config, by=world.app.caller)
         assert report.count("admitted") == len(TOOLS)
-        until_ms = world.lock.clock.now_ms() + 60_000
+        until_ms = world.app.clock.now_ms() + 60_000
         for agent, tool in zip((AGENT, OTHER), TOOLS, strict=True):
-            await world.lock.standing_approvals.grant(
+            await world.app.standing_approvals.grant(
                 f"other.{tool}", by=REVIEWER, caller=agent, arguments={}, uses=9, expires_ms=until_ms
             )
         try:
             yield other
         finally:
-            await world.lock.upstreams.remove("other", by=world.lock.caller)
+            await world.app.upstreams.remove("other", by=world.app.caller)
             # The connector says farewell in a task. asyncio loses a connection that it accepts while the server closes.
             await until(lambda: not any(task.get_name() == CLOSING for task in asyncio.all_tasks()))
 
@@ -188,7 +188,7 @@ async def test_arguments_of_an_upstreams_prompts_and_templates_are_completed_by_
         ]
         with pytest.raises(MCPError):
             await client.complete(types.PromptReference(name="greet"), {"name": "who", "value": "a"})
-    acts = [record["act"] for record in records(world.lock, "upstream:other", "authority")]
+    acts = [record["act"] for record in records(world.app, "upstream:other", "authority")]
     assert [act for act in acts if "complete" in act] == ["prompt.complete", "resource.complete"]
 
 
@@ -248,7 +248,7 @@ async def test_a_client_that_watches_a_resource_is_told_when_it_changes_until_it
         else:
             await stack.aclose()
             await until(lambda: not watches)
-    acts = [record["act"] for record in records(world.lock, "upstream:other", "authority")]
+    acts = [record["act"] for record in records(world.app, "upstream:other", "authority")]
     assert "resource.watch" in acts
 
 
@@ -267,7 +267,7 @@ async def test_one_subscription_serves_all_and_is_made_again_when_the_conversati
         await other.change()
         await until(lambda: all(ear.changed for ear in ears))
         before = [len(ear.changed) for ear in ears]
-        server: Any = world.lock.upstreams.connections.get("other")
+        server: Any = world.app.upstreams.connections.get("other")
         await server.replace()
         # What changed meanwhile was not heard, so they are told to look.
         await until(lambda: all(len(ear.changed) > had for ear, had in zip(ears, before, strict=True)))
@@ -350,5 +350,5 @@ async def test_nobody_hears_what_is_logged_in_the_call_of_another(world: World, 
             other.released.set()
             await asyncio.gather(one, two)
         assert len(mine.logged) == len(theirs.logged) == 2
-        server: Any = world.lock.upstreams.connections.get("other")
+        server: Any = world.app.upstreams.connections.get("other")
         assert server.health()["sessions"] == 3  # the shared one, and one for each who listens

@@ -31,7 +31,7 @@ WIRES = pytest.mark.parametrize("wire", ["http", "stdio"])
 async def upstream(world: World, wire: str, **config: Any) -> AsyncGenerator[Asking]:
     """The server that asks, as the upstream `asks`; both agents may call its tools, which count as writes."""
     asking = Asking()
-    await use_policy(world.lock, "permit(principal, action, resource);\n")
+    await use_policy(world.app, "permit(principal, action, resource);\n")
     if wire == "stdio":
         root = str(Path(__file__).parents[2])
         command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.asking"]
@@ -51,18 +51,18 @@ async def upstream(world: World, wire: str, **config: Any) -> AsyncGenerator[Ask
 async def _added(world: World, config: dict[str, Any]) -> AsyncGenerator[None]:
     effects = [{"resource": "note:{name}", "operation": "UPDATE"}]  # so that calls for different names run side by side
     tools = {one: {"effects": effects} for one in TOOLS}
-    report = await world.lock.upstreams.add("asks", "mcp", config, by=world.lock.caller, overlay={"tools": tools})
+    report = await world.app.upstreams.add("asks", "mcp", config, by=world.app.caller, overlay={"tools": tools})
     assert report.count("admitted") == len(TOOLS)
-    until_ms = world.lock.clock.now_ms() + 600_000
+    until_ms = world.app.clock.now_ms() + 600_000
     for agent in (AGENT, OTHER):
         for one in TOOLS:
-            await world.lock.standing_approvals.grant(
+            await world.app.standing_approvals.grant(
                 f"asks.{one}", by=REVIEWER, caller=agent, arguments={"name": "n-*"}, uses=99, expires_ms=until_ms
             )
     try:
         yield
     finally:
-        await world.lock.upstreams.connections.get("asks").close()
+        await world.app.upstreams.connections.get("asks").close()
 
 
 def call(client: Any, tool: str, name: str) -> Any:
@@ -148,7 +148,7 @@ async def test_a_question_that_nobody_can_be_asked_fails_its_call_and_says_so(
     assert reason in error["message"]
     assert error["details"]["unanswered"]["method"] == "elicitation/create"
     assert error["resolution"]
-    closed = next(one for one in records(world.lock, result.meta["interlock/call"]["id"], "closed"))
+    closed = next(one for one in records(world.app, result.meta["interlock/call"]["id"], "closed"))
     assert closed["error_code"] == "E3411"
 
 
@@ -276,7 +276,7 @@ async def test_a_call_that_waits_for_an_answer_is_one_call_on_record(world: Worl
             replayed = await session.call_tool("asks-ask", arguments, **state)
             assert text(replayed) == "yes"
         assert (asking.begun, asking.ran) == (["n-x"], ["n-x"])
-    (closed,) = records(world.lock, second.meta["interlock/call"]["id"], "closed")
+    (closed,) = records(world.app, second.meta["interlock/call"]["id"], "closed")
     assert closed["status"] == "SUCCESS"
 
 
@@ -366,7 +366,7 @@ async def test_a_prompt_that_waits_for_an_answer_is_read_once(world: World, monk
         monkeypatch.setattr(suspended, "ANSWER_S", 0.2)
         await session.get_prompt("asks-ask", {}, allow_input_required=True)
         await until(lambda: asking.cancelled == ["a prompt"])
-    acts = [record["act"] for record in records(world.lock, "upstream:asks", "authority")]
+    acts = [record["act"] for record in records(world.app, "upstream:asks", "authority")]
     assert acts.count("prompt.read") == 3
 
 

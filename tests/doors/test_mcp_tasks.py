@@ -84,12 +84,12 @@ async def client(world: World, subject: str = AGENT) -> AsyncGenerator[TaskClien
 
 @asynccontextmanager
 async def opened(home: Path, **settings: Any) -> AsyncGenerator[World]:
-    async with Interlock.open(home, housekeeping=False, **settings) as lock:
-        await prepare(lock)
-        await admit(lock, held)
-        door = McpDoor(Service(lock))
+    async with Interlock.open(home, housekeeping=False, **settings) as app:
+        await prepare(app)
+        await admit(app, held)
+        door = McpDoor(Service(app))
         async with door.lifespan(), serving(door) as port:
-            yield World(lock, home, door, port)
+            yield World(app, home, door, port)
 
 
 @pytest_asyncio.fixture
@@ -124,7 +124,7 @@ async def test_a_long_call_becomes_a_task_whose_result_is_asked_for_later(world:
             "tasks/update", {"taskId": task["taskId"], "inputResponses": {}}
         )
         assert (await mine.get(task))["status"] == "completed"
-    (closed,) = records(world.lock, task["taskId"], "closed")
+    (closed,) = records(world.app, task["taskId"], "closed")
     assert closed["status"] == "SUCCESS"
 
 
@@ -136,8 +136,8 @@ async def test_another_process_knows_how_a_task_ended_but_not_its_result(world: 
         answer = await mine.call("slow-held", {"name": "a"})
         task = answer if "taskId" in answer else {"taskId": answer["_meta"]["interlock/call"]["id"]}
         await mine.until(task, "completed")
-    door = McpDoor(Service(world.lock))
-    async with door.lifespan(), serving(door) as port, client(World(world.lock, world.home, door, port)) as mine:
+    door = McpDoor(Service(world.app))
+    async with door.lifespan(), serving(door) as port, client(World(world.app, world.home, door, port)) as mine:
         known = await mine.get(task)
     assert (known["status"], known["result"]["isError"]) == ("completed", False)
     assert "ended as `succeeded`" in known["result"]["content"][0]["text"]
@@ -151,7 +151,7 @@ async def test_a_task_is_cancelled_on_record(world: World) -> None:
         acknowledged = await mine.request("tasks/cancel", {"taskId": task["taskId"]})
         assert (acknowledged["resultType"], "status" in acknowledged) == ("complete", False)
         assert "result" not in await mine.until(task, "cancelled")
-    (closed,) = records(world.lock, task["taskId"], "closed")
+    (closed,) = records(world.app, task["taskId"], "closed")
     assert closed["error_code"] == "E3703"
 
 
@@ -211,22 +211,22 @@ class Flaky:
 async def upstream(world: World, *, lost: int = 0) -> AsyncGenerator[Jobs]:
     """The server with tasks, as the upstream `jobs`; both agents may call its tools."""
     jobs = Jobs()
-    await use_policy(world.lock, "permit(principal, action, resource);\n")
+    await use_policy(world.app, "permit(principal, action, resource);\n")
     app = jobs_server.app(jobs)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(app.router.lifespan_context(app))
         port = await stack.enter_async_context(serving(Flaky(app, lost)))
         place = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True, "protocol": "modern"}
         overlay = {"defaults": {"idempotency": "each"}}
-        report = await world.lock.upstreams.add("jobs", "mcp", place, by=world.lock.caller, overlay=overlay)
+        report = await world.app.upstreams.add("jobs", "mcp", place, by=world.app.caller, overlay=overlay)
         assert report.count("admitted") == len(TOOLS)
-        until_ms = world.lock.clock.now_ms() + 600_000
+        until_ms = world.app.clock.now_ms() + 600_000
         for name, takes in TOOLS.items():
             arguments: Any = {one: "n-*" if kind["type"] == "string" else 1 for one, kind in takes.items()}
-            await world.lock.standing_approvals.grant(
+            await world.app.standing_approvals.grant(
                 f"jobs.{name}", by=REVIEWER, caller=AGENT, arguments=arguments, uses=99, expires_ms=until_ms
             )
-        stack.push_async_callback(world.lock.upstreams.connections.get("jobs").close)
+        stack.push_async_callback(world.app.upstreams.connections.get("jobs").close)
         yield jobs
 
 

@@ -32,10 +32,10 @@ REST: list[tuple[str, str, str, Json | None]] = [
     ("tools.search", "GET", "/v1/tools?q=add", None),
     ("surface_views.show", "GET", "/v1/surface", None),
     ("surfaces.load", "POST", "/v1/tools/load", {"names": ["demo.add"]}),
-    ("lock.select", "POST", "/v1/tools/select", {"request": "add two numbers"}),
-    ("lock.token_costs", "GET", "/v1/tools/cost", None),
-    ("lock.affordances", "GET", "/v1/tools/affordances?budget=1000", None),
-    ("lock.schema_part", "GET", "/v1/tools/demo.add/schema", None),
+    ("app.select", "POST", "/v1/tools/select", {"request": "add two numbers"}),
+    ("app.token_costs", "GET", "/v1/tools/cost", None),
+    ("app.affordances", "GET", "/v1/tools/affordances?budget=1000", None),
+    ("app.schema_part", "GET", "/v1/tools/demo.add/schema", None),
     ("tools.negotiate", "POST", "/v1/tools/negotiate", {"expected": {}}),
     ("providers.declarations", "GET", "/v1/tools/declarations?provider=anthropic", None),
     ("providers.call", "POST", "/v1/tools/calls", {"call": {}}),
@@ -54,8 +54,8 @@ REST: list[tuple[str, str, str, Json | None]] = [
     ("calls.trace", "GET", f"/v1/calls/{CALL}/trace", None),
     ("calls.cancel", "POST", f"/v1/calls/{CALL}/cancel", None),
     ("undo", "POST", f"/v1/calls/{CALL}/undo", {"idempotency_key": "u"}),
-    ("lock.read_payload", "GET", "/v1/payloads/payload:x", None),
-    ("lock.read_part", "GET", "/v1/payloads/payload:x/part", None),
+    ("app.read_payload", "GET", "/v1/payloads/payload:x", None),
+    ("app.read_part", "GET", "/v1/payloads/payload:x/part", None),
     ("policy.show", "GET", "/v1/policy", None),
     ("policy.apply", "PUT", "/v1/policy", {"text": ""}),
     ("policy.check", "POST", "/v1/policy/check", {"text": ""}),
@@ -81,21 +81,21 @@ RPC: list[tuple[str, str, Json]] = [
     ("tools.find", "tools.describe", {"tool_id": "demo.add"}),
     ("tools.negotiate", "tools.negotiate", {"expected": {}}),
     ("surfaces.load", "tools.load", {"names": ["demo.add"]}),
-    ("lock.select", "tools.select", {"request": "add two numbers"}),
+    ("app.select", "tools.select", {"request": "add two numbers"}),
     ("surface_views.show", "surface.show", {}),
     ("listing.page", "calls.list", {}),
     ("listing.top", "calls.top", {}),
     ("calls.find", "calls.status", {"invocation_id": CALL}),
     ("calls.trace", "calls.trace", {"invocation_id": CALL}),
-    ("lock.read_part", "calls.part", {"ref": "payload:x"}),
+    ("app.read_part", "calls.part", {"ref": "payload:x"}),
     ("calls.cancel", "calls.cancel", {"invocation_id": CALL}),
     ("calls.resume", "calls.resume", {"invocation_id": CALL}),
 ]
 # by MCP,
 MCP: list[tuple[str, str, Json]] = [
     ("tools.page", "tools/list", {}),
-    ("lock.read_payload", "resources/read", {"uri": "payload:x"}),
-    ("lock.read_part", "resources/read", {"uri": "payload:x?at=/a"}),
+    ("app.read_payload", "resources/read", {"uri": "payload:x"}),
+    ("app.read_part", "resources/read", {"uri": "payload:x?at=/a"}),
     ("calls.trace", "resources/read", {"uri": f"trace:{CALL}"}),
     ("tools.visible", "resources/list", {}),
     ("tools.visible", "resources/templates/list", {}),
@@ -123,13 +123,13 @@ GRPC: list[tuple[str, str, Any]] = [
     ("tools.search", "Discover", wire.DiscoverRequest(query="add")),
     ("tools.find", "Describe", wire.DescribeRequest(tool_id="demo.add")),
     ("surfaces.load", "Load", wire.LoadRequest(names=["demo.add"])),
-    ("lock.select", "Select", wire.SelectRequest(request="add two numbers")),
+    ("app.select", "Select", wire.SelectRequest(request="add two numbers")),
     ("surface_views.show", "Surface", wire.SurfaceRequest()),
     ("listing.page", "Calls", wire.CallsRequest()),
     ("listing.top", "Top", wire.TopRequest()),
     ("calls.find", "Status", wire.StatusRequest(invocation_id=CALL)),
     ("calls.trace", "Trace", wire.TraceRequest(invocation_id=CALL)),
-    ("lock.read_part", "Part", wire.PartRequest(ref="payload:x")),
+    ("app.read_part", "Part", wire.PartRequest(ref="payload:x")),
     ("calls.cancel", "Cancel", wire.CancelRequest(invocation_id=CALL)),
     ("calls.resume", "Resume", wire.ResumeRequest(invocation_id=CALL)),
 ]
@@ -145,8 +145,8 @@ def _break(wires: Wires, patch: pytest.MonkeyPatch, needed: str, how: Any) -> No
 
 async def _ready(wires: Wires) -> tuple[tuple[str, str], ...]:
     """Go on with a token that may do all of it."""
-    lock = wires.lock
-    token = await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], scopes=SCOPES, by=lock.caller)
+    app = wires.app
+    token = await app.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], scopes=SCOPES, by=app.caller)
     wires.bear(token)
     return (("authorization", f"Bearer {token}"),)
 

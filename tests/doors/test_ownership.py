@@ -81,17 +81,17 @@ async def test_what_waits_for_a_person_is_not_called_off_with_a_narrowed_token(w
 
 
 async def test_what_a_call_kept_is_not_read_with_a_narrowed_token(world: World) -> None:
-    await admit(world.lock, crawl)
+    await admit(world.app, crawl)
     large = (await world.invoke("demo.wordy", {"text": "abc"})).json()
     saved = (await world.invoke("demo.crawl", {"steps": 1})).json()["invocation_id"]
     ref = large["payload_ref"]
     assert (await world.get(f"/v1/payloads/{ref}")).json() == "abc" * 100
-    assert await world.lock.checkpoints(saved, caller=await world.lock.caller_of(world.tokens["scout"]))
+    assert await world.app.checkpoints(saved, caller=await world.app.caller_of(world.tokens["scout"]))
     for token in (await narrowed(world))[:2]:
         refused(await world.get(f"/v1/payloads/{ref}", token), 404, "E3702")
         refused(await world.get(f"/v1/calls/{saved}/checkpoints", token), 404, "E3702")
         with pytest.raises(Failure, match="no call"):
-            await world.lock.checkpoints(saved, caller=await world.lock.caller_of(token))
+            await world.app.checkpoints(saved, caller=await world.app.caller_of(token))
 
 
 async def test_whoever_is_refused_hears_why(world: World) -> None:
@@ -104,7 +104,7 @@ async def test_whoever_is_refused_hears_why(world: World) -> None:
                 await turn()
                 told = (await world.get(started.json()["poll"], token)).json()
         assert told["error"]["error_code"] == code
-        again = await Service(world.lock).calls.status(told["invocation_id"], await world.lock.caller_of(token))
+        again = await Service(world.app).calls.status(told["invocation_id"], await world.app.caller_of(token))
         assert again["error_code"] == code
     assert sample.world.runs == 0
 
@@ -138,10 +138,10 @@ async def test_scopes_of_another_tenant_do_not_run_this_place(
 ) -> None:
     await world.identity("eve", "human", tenant="acme", groups=frozenset({"approvers"}))
     eve = await world.token("eve", scopes=(*EVERYTHING, "secrets:admin"))
-    before = world.lock.home.policy.read_text(), await world.lock.catalog.rows(), world.records("authority")
+    before = world.app.home.policy.read_text(), await world.app.catalog.rows(), world.records("authority")
     envelope = refused(await world.ask(method, path, eve, json=body), 403, "E3206")
     assert "`local`" in envelope["humanMessage"]
-    assert before == (world.lock.home.policy.read_text(), await world.lock.catalog.rows(), world.records("authority"))
+    assert before == (world.app.home.policy.read_text(), await world.app.catalog.rows(), world.records("authority"))
 
 
 # From another process
@@ -164,11 +164,11 @@ async def two(home: Path, **settings: Any) -> AsyncGenerator[tuple[Service, Serv
     async with AsyncExitStack() as stack:
         opened: list[Service] = []
         for _ in range(2):
-            lock = await stack.enter_async_context(Interlock.open(home, **settings))
+            app = await stack.enter_async_context(Interlock.open(home, **settings))
             for one in (*TOOLS, wordy):
-                lock.catalog.attach(one)
-            await admit(lock, slow)
-            opened.append(Service(lock))
+                app.catalog.attach(one)
+            await admit(app, slow)
+            opened.append(Service(app))
             stack.push_async_callback(opened[-1].close, 0.1)
         sample.world.gate = asyncio.Event()
         yield opened[0], opened[1]
@@ -177,7 +177,7 @@ async def two(home: Path, **settings: Any) -> AsyncGenerator[tuple[Service, Serv
 async def begun(service: Service, tool_id: str, key: str | None = None, **arguments: Any) -> str:
     """A background call that is on record as under way."""
     call_id = service.calls.start(Ask(tool=tool_id, arguments=arguments, key=key), ANN, door="rest")
-    await until(lambda: service.lock.ownership.history(call_id))
+    await until(lambda: service.app.ownership.history(call_id))
     return call_id
 
 
@@ -209,13 +209,13 @@ async def parting() -> str:
 async def test_a_call_that_goes_on_in_another_process_is_followed_to_its_end_where_it_waited(home: Path) -> None:
     async with two(home, housekeeping=False) as (here, there):
         for service in (here, there):
-            await admit(service.lock, parting)
+            await admit(service.app, parting)
         call_id = here.calls.start(Ask(tool="demo.parting", arguments={}, key="k"), ANN, door="rest")
         (*_, (number, asked)) = [told async for told in here.calls.follow(call_id, ANN)]
         ticket = asked["result"]["metadata"]["pending"]["ticketId"]
-        await there.lock.approvals.approve(ticket, by=Caller(id="local:ben", groups=frozenset({"approvers"})))
-        going_on = asyncio.ensure_future(there.lock.approved_calls.resume(ticket))
-        await until(lambda: here.lock.remote_cancel.runs(call_id))
+        await there.app.approvals.approve(ticket, by=Caller(id="local:ben", groups=frozenset({"approvers"})))
+        going_on = asyncio.ensure_future(there.app.approved_calls.resume(ticket))
+        await until(lambda: here.app.remote_cancel.runs(call_id))
         stream = here.calls.follow(call_id, ANN, after=number)
         ended = asyncio.ensure_future(anext(stream))
         for _ in range(5):
@@ -232,10 +232,10 @@ async def test_a_call_that_goes_on_in_another_process_is_followed_to_its_end_whe
 async def test_a_call_of_another_process_is_called_off_there(home: Path, tool_id: str, key: str | None) -> None:
     async with two(home) as (here, there):
         call_id = await begun(here, tool_id, key, **({"name": "a"} if key else {}))
-        assert await there.lock.cancel(call_id) == "unsupported"
+        assert await there.app.cancel(call_id) == "unsupported"
         async with asyncio.timeout(20):
             assert await there.calls.cancel(call_id, ANN) == "canceled"
-            await there.lock.remote_cancel.ended(call_id)
+            await there.app.remote_cancel.ended(call_id)
         assert (await there.calls.status(call_id, ANN))["error_code"] == "E3703"
         assert await there.calls.cancel(call_id, ANN) == "finished"
         assert sample.world.runs == 0
@@ -246,7 +246,7 @@ async def test_a_wish_that_nobody_takes_up_is_taken_back(home: Path, monkeypatch
     async with two(home, housekeeping=False) as (here, there):
         call_id = await begun(here, "demo.increment", "k", name="a")
         assert await there.calls.cancel(call_id, ANN) == "unsupported"
-        assert there.lock.journal.reader.all("SELECT 1 FROM fact WHERE name LIKE 'cancel:%'") == []
+        assert there.app.journal.reader.all("SELECT 1 FROM fact WHERE name LIKE 'cancel:%'") == []
         assert (await there.calls.status(call_id, ANN))["status"] == "running"
         # It was the other process that did not listen: asked itself, it obeys.
         assert await here.calls.cancel(call_id, ANN) == "canceled"

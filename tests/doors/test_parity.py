@@ -75,7 +75,7 @@ async def test_a_file_that_a_call_left_is_read_by_its_caller_through_the_doors(w
         assert (read.content, read.headers["content-type"]) == (b"\xff\x00\xff", "application/octet-stream")
         assert read.headers["content-disposition"] == "attachment"
         assert read.headers["x-content-type-options"] == "nosniff"
-        stranger = await ways.lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], by=ways.lock.caller)
+        stranger = await ways.app.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], by=ways.app.caller)
         hidden = await http.get(f"/v1/payloads/{one['ref']}", headers={"authorization": f"Bearer {stranger}"})
         assert (hidden.status_code, hidden.json()["error"]["error_code"]) == (404, "E3702")
 

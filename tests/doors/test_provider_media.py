@@ -78,7 +78,7 @@ def shown(answer: Json) -> tuple[str, list[Json]]:
 async def test_images_and_documents_are_native_content_and_other_media_are_named(
     world: World, provider: Provider
 ) -> None:
-    await admit(world.lock, gallery)
+    await admit(world.app, gallery)
     text, media = shown(await told(world, asked(provider, "demo__gallery", {})))
     assert "4" in text
     assert "audio/wav" in text
@@ -127,7 +127,7 @@ async def test_an_image_of_an_mcp_server_is_shown_however_large_and_its_text_is_
     app = server.streamable_http_app()
     async with server.session_manager.run(), serving(app) as port:
         config = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True, "accept_hints": True}
-        report = await world.lock.upstreams.add("camera", "mcp", config, by=world.lock.caller)
+        report = await world.app.upstreams.add("camera", "mcp", config, by=world.app.caller)
         assert report.count("admitted") == 1, report
         answer = await told(world, asked("anthropic", "camera__take", {}))
     text, (image,) = shown(answer)
@@ -174,13 +174,13 @@ async def test_a_call_of_gemini_without_an_id_is_made_and_a_write_takes_the_key_
 async def test_the_providers_own_libraries_make_the_calls_and_take_the_tools_and_messages(
     world: World, sdks: str
 ) -> None:
-    await admit(world.lock, gallery)
+    await admit(world.app, gallery)
     config: Json = {
         "declarations": [declared("anthropic", "get-user", {"type": "object"})],
         "urls": ["http://192.0.2.1"],
     }
     overlay: Json = {"tools": {"get-user": {"result_schema": {}}}}
-    await world.lock.upstreams.add("fns", "functions", config, by=world.lock.caller, overlay=overlay)
+    await world.app.upstreams.add("fns", "functions", config, by=world.app.caller, overlay=overlay)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sdks, str(SDKS), stdin=pipe, stdout=pipe, stderr=pipe)
     assert process.stdout is not None

@@ -68,7 +68,7 @@ async def test_a_write_that_a_model_asks_for_without_a_proper_id_gets_no_key_and
     else:
         refused(answer, 400, "E3004")
     assert sample.world.runs == 0
-    assert world.lock.journal.reader.all("SELECT COUNT(*) FROM reservation") == [(0,)]
+    assert world.app.journal.reader.all("SELECT COUNT(*) FROM reservation") == [(0,)]
 
 
 @EXEC_12
@@ -168,7 +168,7 @@ async def test_functions_of_an_upstream_are_offered_to_models_under_their_own_na
         functions = [declared("anthropic", name, takes) for name in ODD]
         config = {"declarations": functions, "urls": [server.url], "allow_private": True, "prefix": prefix}
         overlay: Json = {"defaults": {"mutation_class": "read_only"}, "tools": dict.fromkeys(ODD, said)}
-        report = await world.lock.upstreams.add("fns", "functions", config, by=world.lock.caller, overlay=overlay)
+        report = await world.app.upstreams.add("fns", "functions", config, by=world.app.caller, overlay=overlay)
         assert report.count("admitted") == len(ODD), report
         head = "fns__" if prefix else ""
         kept = {f"{head}{name}": name for name in ("getUser", "get-user", "get_user")}

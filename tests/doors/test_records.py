@@ -116,7 +116,7 @@ CASES: Mapping[str, Case] = {
 @pytest.mark.proves("AUDIT-01")
 @pytest.mark.proves("AUDIT-02")
 async def test_through_every_door_each_outcome_leaves_one_record_with_every_field(place: Place) -> None:
-    place.lock.hook(Hook(id="no", when="pre", tools="demo.shout", run=lambda _: HookResult(permission="deny")))
+    place.app.hook(Hook(id="no", when="pre", tools="demo.shout", run=lambda _: HookResult(permission="deny")))
     hashes: dict[str, set[str]] = {}
     traces: set[str] = set()
     made = len(place.records("closed"))
@@ -164,10 +164,10 @@ async def test_through_every_door_a_call_that_a_person_decided_on_closes_once_un
             assert (asked["approvalTicketId"], asked["authDecision"]) == (ticket, "REQUIRES_APPROVAL")
             assert not [one for one in place.records("closed") if one["call"] == asked["call"]], "it has not ended"
             if decision == "approve":
-                await place.lock.approvals.approve(ticket, by=reviewer)
-                assert (await place.lock.approved_calls.resume(ticket)).ok
+                await place.app.approvals.approve(ticket, by=reviewer)
+                assert (await place.app.approved_calls.resume(ticket)).ok
             else:
-                await place.lock.approvals.deny(ticket, by=reviewer)
+                await place.app.approvals.deny(ticket, by=reviewer)
             await place.last()
             (closed,) = [one for one in place.records("closed") if one["call"] == asked["call"]]
             assert closed.keys() >= FIELDS, (door, decision)
@@ -186,12 +186,12 @@ async def test_through_every_door_a_call_that_a_person_decided_on_closes_once_un
 
 @pytest.mark.proves("AUDIT-03")
 async def test_what_others_called_is_seen_with_the_scope_alone_and_seeing_it_is_on_record(place: Place) -> None:
-    lock = place.lock
+    app = place.app
     await place.ways["rest"](Wish("demo.add", {"a": 1}))
     call = (await place.last())["call"]
-    await lock.identities.register(Identity(did=did_of("eve"), name="eve", kind="human"), by="test")
+    await app.identities.register(Identity(did=did_of("eve"), name="eve", kind="human"), by="test")
     for scopes, seen in ((), False), (("audit:read",), True):
-        token = await lock.tokens.issue(subject=did_of("eve"), scopes=scopes, by=lock.caller)
+        token = await app.tokens.issue(subject=did_of("eve"), scopes=scopes, by=app.caller)
         bearer = {"authorization": f"Bearer {token}"}
         asked = {"jsonrpc": "2.0", "id": 1, "method": "calls.status", "params": [call]}
         told = [
@@ -201,7 +201,7 @@ async def test_what_others_called_is_seen_with_the_scope_alone_and_seeing_it_is_
             (await place.http.get("/v1/audit/export", headers=bearer)).status_code == 200,
         ]
         assert told == [seen] * 4
-    await lock.journal.drain()
+    await app.journal.drain()
     read = place.records("audit.read")
     assert [(one["by"], one["what"]) for one in read] == [
         (did_of("eve"), what) for what in ("call", "call", "records", "export")
@@ -292,28 +292,28 @@ async def _(result: dict[str, str]) -> None:
 class Sinks:
     """Everything that anything of a call is written or sent to."""
 
-    def __init__(self, lock: Interlock, log: pytest.LogCaptureFixture) -> None:
-        self._lock = lock
+    def __init__(self, app: Interlock, log: pytest.LogCaptureFixture) -> None:
+        self._app = app
         self._log = log
         self._events: list[str] = []
         self._spans: list[Span] = []
         self.wire: list[str] = []
-        lock.listen(lambda event: self._events.append(str(event.document())))
-        tracer = lock.gateway.telemetry.tracer
+        app.listen(lambda event: self._events.append(str(event.document())))
+        tracer = app.gateway.telemetry.tracer
         assert tracer is not None
         tracer.sinks.append(self._spans.extend)
 
     async def texts(self) -> dict[str, str]:
-        lock = self._lock
-        await lock.journal.drain()
+        app = self._app
+        await app.journal.drain()
         return {
             "answers": "\n".join(self.wire),
             "events": "\n".join(self._events),
             "log": self._log.text,
             "traces": str(self._spans),
-            "metrics": (await lock.gateway.telemetry.metrics.render()).decode(),
+            "metrics": (await app.gateway.telemetry.metrics.render()).decode(),
             "processes": processes.called().decode("latin-1"),
-            "written": (await asyncio.to_thread(everything_in, lock.home)).decode("latin-1"),
+            "written": (await asyncio.to_thread(everything_in, app.home)).decode("latin-1"),
         }
 
     async def holding(self, *canaries: str) -> list[str]:
@@ -325,10 +325,10 @@ class Sinks:
 async def sinks(home: Path, caplog: pytest.LogCaptureFixture) -> AsyncGenerator[tuple[Wires, Sinks]]:
     caplog.set_level("DEBUG", logger="interlock")
     given: Json = {"housekeeping": False, "trace_ratio": 1.0, "channels": CHANNELS}
-    async with Interlock.open(home, **given) as lock:
-        await admit(lock, note, post, vault)
-        async with wired(lock) as wires:
-            yield wires, Sinks(lock, caplog)
+    async with Interlock.open(home, **given) as app:
+        await admit(app, note, post, vault)
+        async with wired(app) as wires:
+            yield wires, Sinks(app, caplog)
 
 
 @pytest.mark.supports("VALID-04")
@@ -337,7 +337,7 @@ async def test_a_private_field_reaches_no_sink_through_any_door_however_the_call
     sinks: tuple[Wires, Sinks],
 ) -> None:
     wires, found = sinks
-    wires.lock.hook(Hook(id="no", when="pre", tools="priv.note", run=_denies))
+    wires.app.hook(Hook(id="no", when="pre", tools="priv.note", run=_denies))
     canaries: list[str] = []
     for number, door in enumerate(WIRES):
         for how in ("well", "fail", "crash", "deny", "invalid"):
@@ -356,13 +356,13 @@ async def test_a_private_field_reaches_no_sink_through_any_door_however_the_call
         pending = await _gated(wires, door, canary)
         assert "APPROVAL_REQUIRED" in pending, door
         found.wire.append(pending)
-    shown = await wires.lock.call("priv.note", {"slot": "a", "note": canaries[0], "how": "well"}, key="shown")
+    shown = await wires.app.call("priv.note", {"slot": "a", "note": canaries[0], "how": "well"}, key="shown")
     assert shown.document()["redaction_state"] == {"redacted": True, "paths": ["/note"]}
     # A ticket may be sealed in its row, so it is looked at as reviewers see it.
-    tickets = wires.lock.journal.reader.all("SELECT id FROM ticket")
+    tickets = wires.app.journal.reader.all("SELECT id FROM ticket")
     assert len(tickets) == len(WIRES)
     for (ticket,) in tickets:
-        found.wire.append(str((await wires.lock.approvals.show(ticket)).document()))
+        found.wire.append(str((await wires.app.approvals.show(ticket)).document()))
     assert await found.holding(*canaries) == []
     texts = await found.texts()
     assert "[REDACTED]" in texts["answers"]
@@ -370,7 +370,7 @@ async def test_a_private_field_reaches_no_sink_through_any_door_however_the_call
     assert "priv.note" in texts["traces"]
     assert "priv_note" in texts["metrics"] or "priv.note" in texts["metrics"]
     assert "keeping [REDACTED]" in texts["log"]
-    assert wires.lock.journal.reader.all("SELECT COUNT(*) FROM notification") == [(len(WIRES),)]
+    assert wires.app.journal.reader.all("SELECT COUNT(*) FROM notification") == [(len(WIRES),)]
 
 
 def _redaction_state(door: str, heard: Heard) -> Json:
@@ -384,7 +384,7 @@ def _redaction_state(door: str, heard: Heard) -> Json:
 @pytest.mark.parametrize("door", WIRES)
 async def test_a_result_from_which_nothing_was_removed_says_so(sinks: tuple[Wires, Sinks], door: str) -> None:
     wires, _ = sinks
-    await admit(wires.lock, sample.add)
+    await admit(wires.app, sample.add)
     told = await wires.call(door, "demo.add", {"a": 1, "b": 2})
     assert _redaction_state(door, told) == {"redacted": False, "paths": []}
 
@@ -404,13 +404,13 @@ async def test_no_channel_of_any_kind_receives_a_private_field_at_any_step(home:
         ]
         chain = [{"group": "approvers"}, {"group": "managers", "after_seconds": 60}]
         given: Json = {"channels": channels, "approval": {"timeout_seconds": 300, "chain": chain}}
-        async with Interlock.open(home, clock=clock.clock, housekeeping=False, **given) as lock:
-            await admit(lock, post)
-            assert (await lock.call("priv.post", {"slot": "a", "note": "Quux7731"}, key="k")).pending
-            await lock.courier.deliver_due()
+        async with Interlock.open(home, clock=clock.clock, housekeeping=False, **given) as app:
+            await admit(app, post)
+            assert (await app.call("priv.post", {"slot": "a", "note": "Quux7731"}, key="k")).pending
+            await app.courier.deliver_due()
             clock.advance(61)
-            await lock.approvals.sweep()
-            await lock.courier.deliver_due()
+            await app.approvals.sweep()
+            await app.courier.deliver_due()
         received = {
             "mail": [one.get_body(("plain",)).get_content() for _, _, one in smtp.mail],  # pyright: ignore[reportOptionalMemberAccess]
             "hook": [one.body.decode() for one in hook.got],
@@ -479,7 +479,7 @@ async def test_what_cannot_be_redacted_is_withheld_from_every_sink_at_every_door
     wires, found = sinks
     tool, how, owner, method, meant = FAULTS[what]
     whole, faults = getattr(owner, method), 0
-    wires.lock.hook(Hook(id="no", when="pre", tools="priv.note", run=_denies))
+    wires.app.hook(Hook(id="no", when="pre", tools="priv.note", run=_denies))
 
     def broken(self: Any, data: Any, *given: Any, **named: Any) -> Any:
         nonlocal faults
@@ -497,8 +497,8 @@ async def test_what_cannot_be_redacted_is_withheld_from_every_sink_at_every_door
         assert told.failure["error_code"] == "E3304", door
         assert faults, door
     assert await found.holding("Quux-broken-7731") == []
-    assert wires.lock.journal.reader.all("SELECT COUNT(*) FROM ticket") == [(0,)]
-    assert wires.lock.journal.reader.all("SELECT COUNT(*) FROM notification") == [(0,)]
+    assert wires.app.journal.reader.all("SELECT COUNT(*) FROM ticket") == [(0,)]
+    assert wires.app.journal.reader.all("SELECT COUNT(*) FROM notification") == [(0,)]
 
 
 @pytest.mark.proves("AUDIT-07")

@@ -62,19 +62,19 @@ class Clients(Ways):
 async def opened(home: Path, clock: FakeClock | None = None, **settings: Any) -> AsyncGenerator[Clients]:
     """A place with all its doors open, and a client of each."""
     time_ = None if clock is None else clock.clock
-    async with Interlock.open(home, clock=time_, housekeeping=False, **settings) as lock:
-        if not lock.issuer_keys.all():
-            lock.issuer_keys.init("EdDSA")
-            await register_people(lock)
-        async with served(lock, {}, Clients) as clients:
+    async with Interlock.open(home, clock=time_, housekeeping=False, **settings) as app:
+        if not app.issuer_keys.all():
+            app.issuer_keys.init("EdDSA")
+            await register_people(app)
+        async with served(app, {}, Clients) as clients:
             await issue(clients, "full", "*")
             yield clients
 
 
 async def issue(clients: Clients, name: str, tools: str, **more: Any) -> None:
-    lock = clients.lock
-    clients.tokens[name] = await lock.tokens.issue(
-        subject=did_of("bot"), tools=[ToolGrant(tools)], by=lock.caller, **more
+    app = clients.app
+    clients.tokens[name] = await app.tokens.issue(
+        subject=did_of("bot"), tools=[ToolGrant(tools)], by=app.caller, **more
     )
 
 
@@ -86,13 +86,13 @@ async def issue(clients: Clients, name: str, tools: str, **more: Any) -> None:
 async def test_a_deprecated_version_says_until_when_and_is_then_refused_at_every_door(tmp_path: Path) -> None:
     clock = FakeClock()
     async with opened(tmp_path, clock) as clients:
-        lock = clients.lock
+        app = clients.app
         for version in ("1.0.0", "2.0.0"):
-            await lock.add(versioned(version))
-        notice = await lock.journal.commit(
+            await app.add(versioned(version))
+        notice = await app.journal.commit(
             deprecate("demo.answer", "2.0.0", by="ann", successor="demo.answer@1.0.0", migration_guide=GUIDE)
         )
-        await lock.catalog.forget()
+        await app.catalog.forget()
         told = notice.document()
         assert {told["removalDate"], told["successor"], told["migrationGuide"]} >= {"demo.answer@1.0.0", GUIDE}
         for door in DOORS:
@@ -119,12 +119,12 @@ async def test_what_is_registered_over_rest_stays_as_it_is(tmp_path: Path) -> No
             return await clients.http.post("/v1/tools/register", json=manifest, headers=clients.bearer("operator"))
 
         assert (await register(version="2.0.0")).status_code == 201
-        before = await clients.lock.catalog.rows()
+        before = await clients.app.catalog.rows()
         assert (await register(version="2.0.0")).status_code == 201
-        assert await clients.lock.catalog.rows() == before
+        assert await clients.app.catalog.rows() == before
         other = await register(version="2.0.0", result_schema={"type": "object"})
         assert (other.status_code, other.json()["error"]["error_code"]) == (409, "E3103")
-        assert await clients.lock.catalog.rows() == before
+        assert await clients.app.catalog.rows() == before
         assert (await register(version="1.1.1")).status_code == 201
         (listed,) = (await clients.http.get("/v1/tools", headers=clients.bearer("full"))).json()["tools"]
         assert listed["version"] == "2.0.0"
@@ -148,7 +148,7 @@ async def test_a_tool_that_is_not_what_an_agent_expects_is_kept_off_its_surface(
     }
     usable = ["demo.add", "demo.echo", "demo.note"]
     async with opened(tmp_path) as clients:
-        await admit(clients.lock, note, sample.add, sample.echo, sample.shout)
+        await admit(clients.app, note, sample.add, sample.echo, sample.shout)
         headers = clients.bearer("full")
         answer: Json = (
             await clients.http.post("/v1/tools/negotiate", json={"expected": expected}, headers=headers)
@@ -167,8 +167,8 @@ async def test_a_tool_that_is_not_what_an_agent_expects_is_kept_off_its_surface(
         listed = (await rpc("tools.list", expected=expected))["result"]
         assert [one["tool_id"] for one in listed["tools"]] == usable
         assert (await rpc("tools.negotiate", expected=expected))["result"]["matches"] == answer["matches"]
-        caller = await clients.lock.caller_of(clients.tokens["full"])
-        surface = Service(clients.lock).tools
+        caller = await clients.app.caller_of(clients.tokens["full"])
+        surface = Service(clients.app).tools
         assert [one.row.address for one in await surface.visible(caller, expected)] == usable
         assert [one.row.address for one in await surface.visible(caller)] == [*usable, "demo.shout"]
         for door in ERAS:
@@ -212,10 +212,10 @@ async def bank(home: Path, **settings: Any) -> AsyncGenerator[tuple[Clients, Htt
     """A place whose one tool asks a service, with a credential."""
     async with HttpServer.open() as server, opened(home, **settings) as clients:
         server.otherwise = lambda _: Answer(body=b'{"rate": 1}')
-        lock = clients.lock
-        await lock.secrets.set("bank/token", "s3cret", by=lock.caller.id)
-        lent = Counted(lock.secrets)
-        lock.lend_from(lent)
+        app = clients.app
+        await app.secrets.set("bank/token", "s3cret", by=app.caller.id)
+        lent = Counted(app.secrets)
+        app.lend_from(lent)
         described: Json = {
             "name": "rate", "method": "GET", "path": "/rate", "description": "The rate of a currency.",
             "input_schema": {"type": "object", "properties": {"of": {"type": "string", "description": "which"}}},
@@ -226,7 +226,7 @@ async def bank(home: Path, **settings: Any) -> AsyncGenerator[tuple[Clients, Htt
             "auth": {"kind": "bearer", "secret": "bank/token"},
         }  # fmt: skip
         overlay = {"tools": {"rate": {"mutation_class": "read_only"}}}
-        report = await lock.upstreams.add("bank", "http", config, by=lock.caller, overlay=overlay)
+        report = await app.upstreams.add("bank", "http", config, by=app.caller, overlay=overlay)
         assert [one.state for one in report.tools] == ["admitted"], report.tools
         yield clients, server, lent
 
@@ -249,12 +249,12 @@ async def test_a_service_that_failed_five_times_is_asked_by_no_door(tmp_path: Pa
         took, worked = list[float](), list[float]()
         for _ in range(30):
             began, began_work = time.perf_counter(), time.process_time()
-            result = await clients.lock.call("bank.rate", {})
+            result = await clients.app.call("bank.rate", {})
             took.append(time.perf_counter() - began)
             worked.append(time.process_time() - began_work)
             assert result.error is not None
         # What else the machine does meanwhile is not the point: the least time, and the usual time of the processor.
-        if clients.lock.home.near:  # to a server it is farther
+        if clients.app.home.near:  # to a server it is farther
             assert min(took) < 0.010
             assert median(worked) < 0.010
         assert len(server.got) == asked
@@ -264,7 +264,7 @@ async def test_a_service_that_failed_five_times_is_asked_by_no_door(tmp_path: Pa
 async def test_nothing_that_callers_do_opens_a_breaker(tmp_path: Path) -> None:
     async with bank(tmp_path) as (clients, server, _):
         await issue(clients, "narrow", "demo.*")
-        lock = clients.lock
+        app = clients.app
         for number in range(100):
             door = DOORS[number % 4]
             assert (await clients.ask(door, "bank.rate", {"of": 5})).error_code == "INVALID_INPUT"
@@ -273,18 +273,18 @@ async def test_nothing_that_callers_do_opens_a_breaker(tmp_path: Path) -> None:
             assert (await clients.ask(door, "bank.rate", token="narrow")).error_code == "AUTHORIZATION_DENIED"
         server.otherwise = lambda _: Answer(hang=True)
         for _ in range(6):
-            late = await lock.call("bank.rate", {}, timeout_s=0.02)
+            late = await app.call("bank.rate", {}, timeout_s=0.02)
             assert late.error is not None
             assert late.error.code in ("E3402", "E3503")
         for _ in range(6):
             before = len(server.got)
-            given_up = asyncio.create_task(lock.call("bank.rate", {}))
+            given_up = asyncio.create_task(app.call("bank.rate", {}))
             async with asyncio.timeout(20):
                 while len(server.got) == before:  # noqa: ASYNC110 - there is nothing to be told by
                     await asyncio.sleep(0.001)
             given_up.cancel()
             await asyncio.gather(given_up, return_exceptions=True)
-        assert {(one.state, one.failures) for one in lock.gateway.services.snapshot()} <= {("closed", 0)}
+        assert {(one.state, one.failures) for one in app.gateway.services.snapshot()} <= {("closed", 0)}
         server.otherwise = lambda _: Answer(body=b'{"rate": 1}')
         for door in DOORS:
             assert (await clients.ask(door, "bank.rate")).value == {"rate": 1}, door
@@ -307,7 +307,7 @@ async def test_a_service_that_hangs_until_the_contracts_time_is_up_opens_its_bre
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(HttpServer.open()) for _ in range(endpoints)]
         clients = await stack.enter_async_context(opened(tmp_path))
-        lock = clients.lock
+        app = clients.app
         described: Json = {
             "name": "rate", "method": "POST" if writes else "GET", "path": "/rate", "description": "A rate of today.",
             "input_schema": {"type": "object", "properties": {"of": {"type": "string", "description": "which"}}},
@@ -318,7 +318,7 @@ async def test_a_service_that_hangs_until_the_contracts_time_is_up_opens_its_bre
         overlay: Json = {"tools": {"rate": {"mutation_class": kind, "timeout_default": 2}}}
         if writes:
             overlay["tools"]["rate"]["effects"] = [{"resource": "rate:{of}", "operation": "UPDATE"}]
-        report = await lock.upstreams.add("bank", "http", config, by=lock.caller, overlay=overlay)
+        report = await app.upstreams.add("bank", "http", config, by=app.caller, overlay=overlay)
         assert [one.state for one in report.tools] == ["admitted"], report.tools
         for server in servers:
             server.got.clear()
@@ -327,22 +327,22 @@ async def test_a_service_that_hangs_until_the_contracts_time_is_up_opens_its_bre
         async def ask(number: int) -> str:
             given, key = {"of": f"c{number}"}, f"k{number}" if writes else None
             if writes:
-                waiting = await lock.call("bank.rate", given, key=key)
-                await lock.approvals.approve(waiting.metadata["pending"]["ticketId"], by=REVIEWER)
-            result = await lock.call("bank.rate", given, key=key, timeout_s=0.3 if own else None)
+                waiting = await app.call("bank.rate", given, key=key)
+                await app.approvals.approve(waiting.metadata["pending"]["ticketId"], by=REVIEWER)
+            result = await app.call("bank.rate", given, key=key, timeout_s=0.3 if own else None)
             assert result.error is not None
             return result.error.code
 
         codes = set(await asyncio.gather(*map(ask, range(5))))
         assert codes <= {"E3402", "E3502", "E3503"}, codes
         asked = [len(server.got) for server in servers]
-        await lock.journal.changes.caught_up()
-        states = {one.service: one.state for one in lock.gateway.services.snapshot()}
+        await app.journal.changes.caught_up()
+        states = {one.service: one.state for one in app.gateway.services.snapshot()}
         hung = "closed" if own else "open"
         assert states["bank"] == hung
         if endpoints > 1:
             # With a store on a server, the caller's own time may be over before anything was asked.
-            unasked = "closed" if own and not lock.home.near else "unasked"
+            unasked = "closed" if own and not app.home.near else "unasked"
             assert states.get(f"bank {servers[0].url}", unasked) == hung
             # A write that may have arrived is sent to no other endpoint.
             assert states.get(f"bank {servers[1].url}", "unasked") == ("unasked" if writes else hung)
@@ -357,7 +357,7 @@ async def test_a_service_that_hangs_until_the_contracts_time_is_up_opens_its_bre
 @pytest.mark.proves("VALID-04")
 async def test_at_every_door_the_scope_of_the_token_opens_its_field_and_no_other(tmp_path: Path) -> None:
     async with opened(tmp_path) as clients:
-        await admit(clients.lock, person)
+        await admit(clients.app, person)
         await issue(clients, "reader", "*", scopes=("pii:read",))
         kept = {"name": "Ann", "note": "call [PHONE_REDACTED], soon", "password": "[REDACTED]"}
         for door in DOORS:
@@ -383,7 +383,7 @@ LIMITED = pytest.mark.proves("RESIL-05")
 async def test_a_limit_is_kept_and_told_of_at_every_door(tmp_path: Path) -> None:
     clock = FakeClock()
     async with opened(tmp_path, clock, rate_limits=[{"per": "tool", "limit": 1, "window_s": 10}]) as clients:
-        await admit(clients.lock, note)
+        await admit(clients.app, note)
         for first in ("rest", "mcp-modern"):
             assert (await clients.ask(first, "demo.note", {"text": "a"})).value == "a"
             clock.advance(4)
@@ -400,7 +400,7 @@ async def test_what_a_service_asks_for_is_told_at_every_door_and_kept(tmp_path: 
         server.otherwise = lambda _: Answer(429, headers={"retry-after": "60"})
         first = await clients.ask("rest", "bank.rate")
         assert (first.code, first.error_code) == ("E3504", "RATE_LIMITED")
-        await clients.lock.journal.drain()
+        await clients.app.journal.drain()
         asked = len(server.got)
         for door in DOORS:
             waiting = await clients.ask(door, "bank.rate")

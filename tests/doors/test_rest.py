@@ -93,12 +93,12 @@ async def test_a_manifest_makes_nothing_run_that_was_no_tool_before(world: World
     program = {"kind": "program", "target": "cat", "argv": ["cat", "/in/keys"]}
     for execution in ELSEWHERE:
         refused(await world.post("/v1/tools/register", {**COMPLETE, "execution": execution}, "root"), 422, "E3105")
-    for sandbox in ({"tier": 1, "reads": {"keys": str(world.lock.home.keys)}}, {"tier": 3}):
+    for sandbox in ({"tier": 1, "reads": {"keys": str(world.app.home.keys)}}, {"tier": 3}):
         manifest = {**COMPLETE, "execution": program, "sandbox": sandbox}
         refused(await world.post("/v1/tools/register", manifest, "root"), 422, "E3105")
     borrowing = {**COMPLETE, "required_permissions": ["credentials:bank"]}
     refused(await world.post("/v1/tools/register", borrowing, "root"), 403, "E3206")
-    assert not any(row.address == "default.echo_tool" for row in await world.lock.catalog.rows())
+    assert not any(row.address == "default.echo_tool" for row in await world.app.catalog.rows())
 
 
 # Calling
@@ -167,7 +167,7 @@ async def test_a_call_in_the_background_is_followed_step_by_step_to_its_end(worl
     assert (await world.get(body["poll"])).json()["status"] == "running"
 
     heard = asyncio.create_task(world.get(body["events"]))
-    await until(lambda: bool(world.lock.gateway.observer.followers))
+    await until(lambda: bool(world.app.gateway.observer.followers))
     sample.world.gate.set()
     stream = (await heard).text
     frames = [dict(line.split(": ", 1) for line in frame.splitlines()) for frame in stream.strip().split("\n\n")]
@@ -197,9 +197,9 @@ async def test_a_stream_ends_when_its_token_does(world: World, how: str) -> None
     token = await world.token("scout", user="alice")
     body = (await world.invoke("demo.stepwise", {"steps": 3}, token, execution_mode="async")).json()
     heard = asyncio.create_task(world.get(body["events"], token))
-    await until(lambda: bool(world.lock.gateway.observer.followers))
+    await until(lambda: bool(world.app.gateway.observer.followers))
     if how == "revoked":
-        await world.lock.tokens.revoke(token, reason="lost", by=world.lock.caller)
+        await world.app.tokens.revoke(token, reason="lost", by=world.app.caller)
     else:
         world.clock.advance(7200)
     sample.world.gate.set()
@@ -461,7 +461,7 @@ async def test_nothing_is_agreed_to_in_advance_without_every_bound(world: World)
         refused(await world.post("/v1/approvals/standing", left, "boss"), 400, "E3004")
     refused(await world.post("/v1/approvals/standing", {**grant, "arguments": {}}, "boss"), 400, "E3004")
     assert (await world.get("/v1/approvals/standing", "boss")).json()["standing"] == []
-    assert await world.lock.standing_approvals.list() == []
+    assert await world.app.standing_approvals.list() == []
 
 
 async def test_a_number_is_agreed_to_in_advance_within_bounds(world: World) -> None:
@@ -551,7 +551,7 @@ async def test_cached_decisions_are_dropped_by_an_administrator_only(world: Worl
 async def test_the_policy_is_read_checked_explained_and_replaced(world: World) -> None:
     refused(await world.get("/v1/policy"), 403, "E3206")
     shown = (await world.get("/v1/policy", "root")).json()
-    assert shown["text"] == world.lock.home.policy.read_text()
+    assert shown["text"] == world.app.home.policy.read_text()
     checked = await world.post("/v1/policy/check", {"text": "permit (principal"}, "root")
     assert checked.json()["usable"] is False
     question = {"principal": "scout", "tool": "demo.send", "arguments": {"to": "x"}}
@@ -615,7 +615,7 @@ async def test_upstreams_are_listed_refreshed_and_removed_by_those_who_may(world
     ]  # fmt: skip
     async with HttpServer.open() as server:
         config: Json = {"urls": [server.url], "tools": tools, "allow_private": True}
-        await world.lock.upstreams.add("bank", "http", config, by=world.lock.caller)
+        await world.app.upstreams.add("bank", "http", config, by=world.app.caller)
         refused(await world.get("/v1/upstreams"), 403, "E3206")
         (listed,) = (await world.get("/v1/upstreams", "root")).json()["upstreams"]
         assert (listed["name"], listed["state"], [one["name"] for one in listed["tools"]]) == (
@@ -679,7 +679,7 @@ async def test_health_and_readiness_need_no_token_and_follow_the_store(world: Wo
     assert (ready.status_code, ready.json()["status"]) == (200, "healthy")
     assert ready.json()["dependencies"]["store"] == ready.json()["dependencies"]["signer"] == "healthy"
 
-    await world.lock.journal.close()
+    await world.app.journal.close()
     world.clock.advance(1)
     gone = await world.get("/ready", None)
     assert (gone.status_code, gone.json()["dependencies"]["store"]) == (503, "down")
@@ -690,7 +690,7 @@ async def test_readiness_follows_the_policy_whose_change_is_told_in_the_log_once
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "interlock.policy")
-    path = world.lock.home.policy
+    path = world.app.home.policy
     good = path.read_text()
 
     async def ready() -> tuple[int, str]:
@@ -728,14 +728,14 @@ async def test_readiness_finds_a_full_disk_with_a_write_that_leaves_nothing_and_
         answer = await world.get("/ready", None)
         return answer.status_code, answer.json()["dependencies"]["store"]
 
-    read = world.lock.journal.reader.all
+    read = world.app.journal.reader.all
     before = read("SELECT count(*) FROM journal")
     written: set[str] = set()
     for _ in range(10):
         assert await store() == (200, "healthy")
         written |= {value for (value,) in read("SELECT value FROM fact WHERE name = 'ready_ms'")}
     assert 1 < len(written) <= 4
-    with full_disk(world.lock.home.path):
+    with full_disk(world.app.home.path):
         for _ in range(400):
             if await store() == (503, "down"):
                 break

@@ -60,7 +60,7 @@ async def test_an_agent_never_agrees_to_its_own_call_as_the_person_it_acts_for(w
     for path, body in (("delegate", {"to": "boss"}), ("delegate", {"to": did("alice")}), ("issue", {"person": "boss"})):
         refused(await world.post(f"/v1/tokens/{path}", body, agent), 403, "E3206")
     refused(await world.post("/v1/tokens/issue", {"person": "newcomer"}, agent), 403, "E3206")
-    assert await world.lock.identities.find("newcomer") is None
+    assert await world.app.identities.find("newcomer") is None
 
     key, clock = private_key("scout"), world.clock.clock
     with pytest.raises(Failure, match="come back"):
@@ -71,9 +71,9 @@ async def test_an_agent_never_agrees_to_its_own_call_as_the_person_it_acts_for(w
         refused(await world.post(path, body, agent), 403, "E3206")
 
     # Whatever a caller is said to be, a chain of several links is nobody's own word.
-    forged = replace(await world.lock.caller_of(agent), kind="human", agent=None, groups=APPROVERS)
+    forged = replace(await world.app.caller_of(agent), kind="human", agent=None, groups=APPROVERS)
     with pytest.raises(Failure, match="only a person"):
-        await world.lock.approvals.approve(ticket.rpartition("/")[2], by=forged)
+        await world.app.approvals.approve(ticket.rpartition("/")[2], by=forged)
     assert (approvals(world, "approved"), sample.world.runs) == ([], 0)
 
     # Nor does the person it acts for: somebody else decides, with a token of their own.
@@ -93,7 +93,7 @@ async def test_passing_a_token_on_lends_nobody_anothers_trust_groups_or_standing
     novice = await world.token("novice", user="alice")
     trusted = await world.token("deploybot", user="alice")
     borrowed = (await world.post("/v1/tokens/delegate", {"to": "deploybot"}, novice)).json()["token"]
-    caller = await world.lock.caller_of(borrowed)
+    caller = await world.app.caller_of(borrowed)
     assert (caller.trust, caller.groups, caller.passed_on) == (0, frozenset(), True)
 
     agreed = await world.post("/v1/approvals/standing", {**ADVANCE, "caller": "deploybot"}, "boss")
@@ -118,9 +118,9 @@ async def test_nobody_of_another_tenant_agrees_sees_or_takes_back(world: World) 
     for whom in ("local:root", "local:ann", "scout", did("scout"), "nobody"):
         refused(await world.post("/v1/approvals/standing", {**ADVANCE, "caller": whom}, eve), 404, "E3207")
     # Not even an approval that was given past the door serves a caller of another tenant.
-    by = await world.lock.caller_of(eve)
+    by = await world.app.caller_of(eve)
     for whom, tenant in (("local:ann", None), (did("scout"), None), ("local:ann", "local")):
-        grant = world.lock.standing_approvals.grant(
+        grant = world.app.standing_approvals.grant(
             SEND, by=by, caller=whom, tenant=tenant, arguments={"to": "*desk"}, uses=2,
             expires_ms=world.clock.now_ms + 60_000,
         )  # fmt: skip
@@ -130,7 +130,7 @@ async def test_nobody_of_another_tenant_agrees_sees_or_takes_back(world: World) 
             with pytest.raises(Failure, match="belongs to local"):
                 await grant
     ticket = await ask(world, "desk")
-    assert (await world.lock.call(SEND, to="desk", caller=Caller(id="local:ann"), key="k")).pending
+    assert (await world.app.call(SEND, to="desk", caller=Caller(id="local:ann"), key="k")).pending
 
     # Of what is there and of what is not they are told the same, whoever they are; that they tried is on record.
     real, invented = ticket.rpartition("/")[2], "apr_01M7ETAX1RAFF8FEA10B286E99"
@@ -142,11 +142,11 @@ async def test_nobody_of_another_tenant_agrees_sees_or_takes_back(world: World) 
             )
             words.add(refused(answer, 404, "E3702")["humanMessage"].replace(one, "X"))
         assert len(words) == 1, words
-    for stranger in (by, await world.lock.caller_of(acmebot)):
+    for stranger in (by, await world.app.caller_of(acmebot)):
         told: set[str] = set()
         for one in (real, real[-8:], invented):
             with pytest.raises(Failure) as caught:
-                await world.lock.approvals.approve(one, by=stranger)
+                await world.app.approvals.approve(one, by=stranger)
             told.add(f"{caught.value.code} {caught.value.message.replace(one, 'X')}")
         assert told == {"E3702 no ticket has the id `X`; see interlock approvals list"}
     assert {(one["by"], "belongs to local" in one["why"]) for one in approvals(world, "refused")} == {
@@ -156,7 +156,7 @@ async def test_nobody_of_another_tenant_agrees_sees_or_takes_back(world: World) 
     assert ours["id"] not in str((await world.get("/v1/approvals/standing", eve)).json())
     refused(await world.ask("DELETE", f"/v1/approvals/standing/{ours['id']}", eve), 404, "E3702")
     with pytest.raises(Failure, match="no standing approval"):
-        await world.lock.standing_approvals.revoke(ours["id"], by=by)
+        await world.app.standing_approvals.revoke(ours["id"], by=by)
 
     # Among themselves they may; and whoever runs the place decides for all of it.
     theirs = await world.post("/v1/approvals/standing", {**ADVANCE, "caller": "acmebot", "uses": 1}, eve)
@@ -229,7 +229,7 @@ async def test_agreeing_is_a_use_of_a_token_that_has_few(world: World) -> None:
 
 def tamper(world: World, statement: str, *values: Any) -> list[Any]:
     """Write to the database as somebody would who can."""
-    with stores.opened(world.lock.home) as connection:
+    with stores.opened(world.app.home) as connection:
         done = connection.execute(statement, values)
         return done.fetchall() if done.description else []
 
@@ -246,11 +246,11 @@ async def test_a_ticket_that_only_its_row_calls_approved_does_not_run(world: Wor
         tamper(world, "UPDATE ticket SET sealed = ?", before[0][0])
     tamper(world, AGREED, did("boss"))
     refused(await go_on(world), 403, "E3209")
-    resumed = await world.lock.approved_calls.resume(ticket.rpartition("/")[2])
+    resumed = await world.app.approved_calls.resume(ticket.rpartition("/")[2])
     assert resumed.error is not None
     assert resumed.error.code == "E3209"
     with pytest.raises(Failure, match="nothing to go on with"):
-        await world.lock.approved_calls.resume(ticket.rpartition("/")[2])
+        await world.app.approved_calls.resume(ticket.rpartition("/")[2])
     assert (sample.world.runs, approvals(world, "used")) == (0, [])
 
 
@@ -311,6 +311,6 @@ async def test_four_eyes_can_be_left_to_those_who_did_not_ask(world: World) -> N
     await world.identity("carol", "human", groups=frozenset({"approvers"}))
     carol, agent = await world.token("carol"), await world.token("scout", user="carol")
     ticket = await ask(world, "press", by=agent)
-    lax = world.lock.settings.model_copy(update={"four_eyes": "never"})
-    world.lock.approvals._settings = lax  # pyright: ignore[reportPrivateUsage] - as if it were opened so
+    lax = world.app.settings.model_copy(update={"four_eyes": "never"})
+    world.app.approvals._settings = lax  # pyright: ignore[reportPrivateUsage] - as if it were opened so
     assert (await world.post(f"{ticket}/approve", by=carol)).json()["status"] == "APPROVED"

@@ -239,12 +239,12 @@ async def test_each_request_of_a_connection_is_in_its_own_trace(home: Path, prep
                 heard = await ask(peer, with_lines(here, f"traceparent: 00-{trace}-{span}-01")[wire])
                 said = heard.head + heard.body
                 assert [one for one in TRACES if one.encode() in said] == [trace]
-                rows = here.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
+                rows = here.app.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
                 assert orjson.loads(rows[-1][0])["traceId"] == trace
-                tracer = here.lock.gateway.telemetry.tracer
+                tracer = here.app.gateway.telemetry.tracer
                 assert (tracer is not None) == bool(ratio)
                 if tracer is not None:
-                    spans = tracer.of(trace, here.lock.caller)
+                    spans = tracer.of(trace, here.app.caller)
                     assert span in {one["parent_span_id"] for one in spans if one["name"] == "tool.invoke"}
                     assert {one["trace_id"] for one in spans} == {trace}
             # None of them has left its trace to a request without one.
@@ -289,14 +289,14 @@ def refused(heard: Heard) -> str:
 async def test_a_token_that_is_revoked_is_refused_at_once(here: Place, prepared: Prepared) -> None:
     asked = await known(here, prepared)
     token = here.bearer["authorization"].removeprefix("Bearer ")
-    await here.lock.tokens.revoke(token, reason="lost", by=here.lock.caller)
+    await here.app.tokens.revoke(token, reason="lost", by=here.app.caller)
     for request, peer in asked:
         assert refused(await ask(peer, request)) == "E3201", request
 
 
 async def test_a_policy_that_changes_decides(here: Place, prepared: Prepared) -> None:
     asked = await known(here, prepared)
-    here.lock.home.policy.write_text("permit(principal, action, resource);\nforbid(principal, action, resource);\n")
+    here.app.home.policy.write_text("permit(principal, action, resource);\nforbid(principal, action, resource);\n")
     for request, peer in asked:
         async with asyncio.timeout(20):
             while not (code := refused(await ask(peer, request))):  # the file is looked at every so often
@@ -317,7 +317,7 @@ async def test_what_goes_wrong_before_a_call_is_told_in_the_same_words(
         raise Failure("E3801", "the journal cannot be read")
 
     for kind in ("one", "all", "each"):
-        monkeypatch.setattr(type(here.lock.journal.reader), kind, broken)
+        monkeypatch.setattr(type(here.app.journal.reader), kind, broken)
     await asyncio.sleep(2 * FRESH_S)
     for request, peer in asked:
         assert (await ask(peer, request)).settled == (await ask(await here.raw(), request)).settled, request
@@ -326,7 +326,7 @@ async def test_what_goes_wrong_before_a_call_is_told_in_the_same_words(
 async def test_what_cannot_be_written_is_told_in_the_same_words_and_the_connection_stays(
     here: Place, prepared: Prepared
 ) -> None:
-    await here.lock.add(odd)
+    await here.app.add(odd)
     for wire in (rest, rpc, mcp):
 
         def request(which: int, wire: Any = wire) -> bytes:
@@ -347,7 +347,7 @@ async def test_what_cannot_be_written_is_told_in_the_same_words_and_the_connecti
 
 async def test_a_hook_that_comes_later_is_heeded(here: Place, prepared: Prepared) -> None:
     asked = await known(here, prepared)
-    here.lock.hook(Hook(id="no", when="pre", run=lambda _: HookResult(stop="not today")))
+    here.app.hook(Hook(id="no", when="pre", run=lambda _: HookResult(stop="not today")))
     for request, peer in asked:
         assert refused(await ask(peer, request)) == "E3211", request
 
@@ -359,15 +359,15 @@ async def test_a_call_is_told_in_the_form_of_the_version_that_ran(
     request, peer = mcp(here, "demo-add", {"a": 1, "b": 2}), await here.raw()
     for _ in range(2):
         await ask(peer, request)
-    before, find = await here.lock.catalog.prepared("demo.add", None), here.lock.catalog.at_hand
-    await here.lock.add(add)
+    before, find = await here.app.catalog.prepared("demo.add", None), here.app.catalog.at_hand
+    await here.app.add(add)
     looked: list[object] = []
 
     def looked_up(*asked: Any) -> Tool | None:
         looked.append(asked)
         return before if len(looked) == 1 else find(*asked)
 
-    monkeypatch.setattr(here.lock.catalog, "at_hand", looked_up)
+    monkeypatch.setattr(here.app.catalog, "at_hand", looked_up)
     count = prepared.count
     heard = [await ask(peer, request) for _ in range(2)]
     assert prepared.count == count
@@ -382,7 +382,7 @@ async def test_a_client_that_goes_takes_nothing_with_it(here: Place, prepared: P
     asked = await known(here, prepared)
 
     def closed() -> int:
-        return len(here.lock.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'closed'"))
+        return len(here.app.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'closed'"))
 
     before = closed()
     for request, peer in asked:

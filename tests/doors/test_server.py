@@ -135,8 +135,8 @@ async def test_metrics_are_for_everybody_on_loopback_and_for_some_on_a_network(h
         assert (await client.get("/metrics", headers=here.bearer)).status_code == 403
         for name, tenant, status in (("eve", "acme", 403), ("operator", "local", 200)):
             watcher = Identity(did=did_of(name), name=name, kind="human", tenant=tenant)
-            await here.lock.identities.register(watcher, by="test")
-            token = await here.lock.tokens.issue(subject=watcher.did, scopes=("metrics:read",), by=here.lock.caller)
+            await here.app.identities.register(watcher, by="test")
+            token = await here.app.tokens.issue(subject=watcher.did, scopes=("metrics:read",), by=here.app.caller)
             answer = await client.get("/metrics", headers={"authorization": f"Bearer {token}"})
             assert answer.status_code == status, tenant
         named = await client.get("/health", headers={"host": "tools.example"})
@@ -185,9 +185,9 @@ async def test_a_signal_under_load_loses_no_call_that_was_acknowledged(tmp_path:
         os.kill(process.pid, signal.SIGTERM)
         await asyncio.gather(*clients)
     assert await process.wait() == 0
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        rows = lock.journal.reader.all("SELECT call, body FROM journal WHERE kind = 'closed'")
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        rows = app.journal.reader.all("SELECT call, body FROM journal WHERE kind = 'closed'")
         closed = {call: orjson.loads(body) for call, body in rows}
         assert set(done) <= {call for call, body in closed.items() if body["status"] == "SUCCESS"}
-        intents = lock.journal.reader.all("SELECT call FROM journal WHERE kind = 'intent'")
+        intents = app.journal.reader.all("SELECT call FROM journal WHERE kind = 'intent'")
         assert {call for (call,) in intents} <= closed.keys(), "nothing is left hanging"

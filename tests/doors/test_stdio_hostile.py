@@ -28,10 +28,10 @@ from tests.sample import add
 from tests.upstreams.hostile import loop_is_free
 
 async def main() -> None:
-    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
-        await lock.add(add)
+    async with Interlock.open(sys.argv[1], housekeeping=False) as app:
+        await app.add(add)
         async with loop_is_free(held_s={HELD_S}):
-            await McpDoor(Service(lock)).run_stdio()
+            await McpDoor(Service(app)).run_stdio()
 
 asyncio.run(main())
 """

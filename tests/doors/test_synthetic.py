@@ -62,15 +62,15 @@ async def streams(ctx: Context, text: sample.Text) -> str:
 
 @pytest_asyncio.fixture
 async def wires(home: Path) -> AsyncGenerator[Wires]:
-    async with Interlock.open(home) as lock:
-        await admit(lock, dawdles, waits, yields, streams)
-        async with wired(lock) as made:
+    async with Interlock.open(home) as app:
+        await admit(app, dawdles, waits, yields, streams)
+        async with wired(app) as made:
             yield made
 
 
-async def closed(lock: Interlock, call: str) -> Json:
-    await lock.journal.commit(lambda _: None)
-    ((body,),) = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (call,))
+async def closed(app: Interlock, call: str) -> Json:
+    await app.journal.commit(lambda _: None)
+    ((body,),) = app.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (call,))
     return orjson.loads(body)
 
 
@@ -78,7 +78,7 @@ async def closed(lock: Interlock, call: str) -> Json:
 @pytest.mark.parametrize("door", ["library", *WIRES])
 async def test_a_timeout_is_told_through_every_door_as_a_synthetic_result(wires: Wires, door: str) -> None:
     if door == "library":
-        result = await wires.lock.call("short.dawdles", text="x")
+        result = await wires.app.call("short.dawdles", text="x")
         assert result.error is not None
         envelope = result.error.envelope("")
         document = result.document()
@@ -87,7 +87,7 @@ async def test_a_timeout_is_told_through_every_door_as_a_synthetic_result(wires:
     else:
         envelope = (await wires.call(door, "short.dawdles", {"text": "x"})).failure
     assert (envelope["error_code"], envelope["details"]["synthetic_cause"]) == ("E3402", "timeout")
-    ((body,),) = wires.lock.journal.reader.all(
+    ((body,),) = wires.app.journal.reader.all(
         "SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1"
     )
     record = orjson.loads(body)
@@ -96,7 +96,7 @@ async def test_a_timeout_is_told_through_every_door_as_a_synthetic_result(wires:
 
 async def stop(wires: Wires, home: Path, door: str, call: str, reason: str) -> str:
     if door == "library":
-        return await wires.lock.call_off(call, reason)  # pyright: ignore[reportArgumentType] - one of the three
+        return await wires.app.call_off(call, reason)  # pyright: ignore[reportArgumentType] - one of the three
     if door == "rest":
         answer = await wires.http.post(f"/v1/calls/{call}/cancel", params={"reason": reason})
         return answer.json()["outcome"]
@@ -118,22 +118,22 @@ async def test_a_call_is_cut_short_for_a_reason_that_labels_its_result(wires: Wi
     """The command line is another process, so its wish goes by the store."""
     for reason, cause in CAUSES.items():
         if door in ("library", "command line"):
-            request = wires.lock.gateway.with_id(wires.lock.request("short.waits", {"text": "x"}))
+            request = wires.app.gateway.with_id(wires.app.request("short.waits", {"text": "x"}))
             call = request.id or ""
-            task = asyncio.create_task(wires.lock.gateway.invoke(request))
+            task = asyncio.create_task(wires.app.gateway.invoke(request))
         else:
             body = {"tool_id": "short.waits", "parameters": {"text": "x"}, "execution_mode": "async"}
             answer = await wires.http.post("/v1/tools/invoke", json=body)
             call = answer.json()["invocation_id"]
             task = None
-        await until(lambda call=call: wires.lock.gateway.runner.active.get(call))
+        await until(lambda call=call: wires.app.gateway.runner.active.get(call))
         if door == "command line":
-            await _noted(wires.lock, call)
+            await _noted(wires.app, call)
         assert await stop(wires, home, door, call, reason) == "canceled"
         if task is not None:
             document = (await asyncio.wait_for(task, 30)).document()
         else:
-            caller = await wires.lock.caller_of(_token(wires))
+            caller = await wires.app.caller_of(_token(wires))
             await until(lambda call=call, caller=caller: wires.service.calls.result(call, caller))
             kept = await wires.service.calls.result(call, caller)
             assert kept is not None
@@ -142,9 +142,9 @@ async def test_a_call_is_cut_short_for_a_reason_that_labels_its_result(wires: Wi
         assert (document["status"], document["metadata"]["synthetic"]) == ("canceled", True)
         assert document["metadata"]["synthetic_cause"] == cause
         assert document["error"]["error_code"] == CODES[reason]
-        record = await closed(wires.lock, call)
+        record = await closed(wires.app, call)
         assert (record["source"], record["syntheticCause"]) == ("synthetic", cause)
-        ((noted,),) = wires.lock.journal.reader.all(
+        ((noted,),) = wires.app.journal.reader.all(
             "SELECT body FROM journal WHERE kind = 'cancel' AND call = ?", (call,)
         )
         assert orjson.loads(noted)["reason"] == reason
@@ -154,14 +154,14 @@ async def test_a_call_is_cut_short_for_a_reason_that_labels_its_result(wires: Wi
 @pytest.mark.parametrize("door", ["library", *WIRES])
 async def test_a_stream_that_is_discarded_for_a_fallback_ends_once_through_every_door(wires: Wires, door: str) -> None:
     heard: list[Event] = []
-    wires.lock.listen(heard.append)
+    wires.app.listen(heard.append)
     if door == "library":
-        making = asyncio.create_task(wires.lock.call("short.streams", text="x"))
+        making = asyncio.create_task(wires.app.call("short.streams", text="x"))
     else:
         making = asyncio.create_task(wires.call(door, "short.streams", {"text": "x"}))
     await until(lambda: any(one.type.endswith(".partial_result") for one in heard))
     call = heard[-1].invocation_id
-    assert await wires.lock.call_off(call, "fallback") == "canceled"
+    assert await wires.app.call_off(call, "fallback") == "canceled"
     told: Any = await asyncio.wait_for(making, 60)
     envelope = told.error.envelope("") if door == "library" else told.failure
     assert (envelope["error_code"], envelope["error_class"]) == ("E3413", "streaming_fallback_discarded")
@@ -173,16 +173,16 @@ async def test_a_stream_that_is_discarded_for_a_fallback_ends_once_through_every
         ToolResult.parse(result)
         assert (result["invocation_id"], result["status"], result["is_error"]) == (call, "canceled", True)
     # The part that was given is no result, and the call has one end: `closed` finds one record.
-    assert (await closed(wires.lock, call))["states"][-1] == "canceled"
+    assert (await closed(wires.app, call))["states"][-1] == "canceled"
     assert [one.type for one in heard if one.invocation_id == call].count("tool.result.created") == 1
     assert heard[-1].type == "tool.result.created"
 
 
-async def _noted(lock: Interlock, call: str) -> None:
+async def _noted(app: Interlock, call: str) -> None:
     """Wait until a read is on record as begun, so that other processes know of it."""
     async with asyncio.timeout(30):
-        while not lock.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'started' AND call = ?", (call,)):
-            await lock.journal.commit(lambda _: None)
+        while not app.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'started' AND call = ?", (call,)):
+            await app.journal.commit(lambda _: None)
 
 
 def _token(wires: Wires) -> str:
@@ -200,9 +200,9 @@ async def test_a_reason_that_there_is_not_is_refused(wires: Wires) -> None:
 @pytest.mark.parametrize("door", ["library", *WIRES])
 async def test_parts_and_yielded_results_are_ordered_and_never_replace_the_result(wires: Wires, door: str) -> None:
     heard: list[Event] = []
-    wires.lock.listen(heard.append)
+    wires.app.listen(heard.append)
     if door == "library":
-        result = await wires.lock.call("short.yields", text="x")
+        result = await wires.app.call("short.yields", text="x")
         data, about = result.value, result.metadata
     else:
         told = await wires.call(door, "short.yields", {"text": "x"})
@@ -215,7 +215,7 @@ async def test_parts_and_yielded_results_are_ordered_and_never_replace_the_resul
         "partial_result", "yielded", "yielded", "partial_result",
     ]  # fmt: skip
     assert [(event.data["index"], event.data["value"]) for event in parts] == [(n, f"x {n}") for n in range(1, 5)]
-    record = await closed(wires.lock, heard[0].invocation_id)
+    record = await closed(wires.app, heard[0].invocation_id)
     assert record["states"].count("yielded") == 2
     assert record["states"][-1] == "succeeded"
     assert [event.type for event in heard].count("tool.result.created") == 1

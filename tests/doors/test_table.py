@@ -128,7 +128,7 @@ async def test_a_module_and_a_row_are_a_new_endpoint(home: Path, doors: list[Doo
         assert (await client.get("/line/about")).json() == {"one": "call in one line"}
         told = (await client.get('/line?demo.add {"a":2,"b":3}', headers=here.bearer)).json()
         assert told["value"] == 5
-        (record,) = records(here.lock, told["id"])
+        (record,) = records(here.app, told["id"])
         assert (record["phases"], record["door"]) == (SIX, "line")
         stranger = await client.get('/line?demo.add {"a":2,"b":3}')
         assert stranger.json() == {"code": "E3212"}

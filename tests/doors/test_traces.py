@@ -39,8 +39,8 @@ _DID = "did:web:{}.example"
 class Place:
     """A server that traces calls, and callers of it: two of one tenant, an auditor of it, and one of another tenant."""
 
-    def __init__(self, lock: Interlock, service: Service, port: int, grpc_port: int, tokens: dict[str, str]) -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, service: Service, port: int, grpc_port: int, tokens: dict[str, str]) -> None:
+        self.app = app
         self.service = service
         self.base = f"http://127.0.0.1:{port}"
         self.grpc_port = grpc_port
@@ -60,7 +60,7 @@ class Place:
         match door:
             case "library":
                 try:
-                    return await self.service.calls.trace(call, await self.lock.caller_of(token))
+                    return await self.service.calls.trace(call, await self.app.caller_of(token))
                 except Failure as failure:
                     return failure.code
             case "grpc":
@@ -117,19 +117,19 @@ class Place:
 
     async def _cli(self, call: str, token: str) -> Json | str:
         words = ["calls", "trace", call, "--url", self.base, "--token", token, "--json"]
-        code, out, _ = await to_thread(warm.run, self.on_home(*words), os.environ, self.lock.home.path)
+        code, out, _ = await to_thread(warm.run, self.on_home(*words), os.environ, self.app.home.path)
         told: Json = json.loads(out)
         return told if code == 0 else told["error"]["error_code"]
 
     def on_home(self, *words: str) -> tuple[str, ...]:
-        return ("--home", str(self.lock.home.path), *words)
+        return ("--home", str(self.app.home.path), *words)
 
 
 @asynccontextmanager
 async def opened(home: Path, **settings: Any) -> AsyncGenerator[Place]:
-    async with Interlock.open(home, housekeeping=False, **settings) as lock:
-        lock.catalog.attach(sample.add)
-        lock.issuer_keys.init("EdDSA")
+    async with Interlock.open(home, housekeeping=False, **settings) as app:
+        app.catalog.attach(sample.add)
+        app.issuer_keys.init("EdDSA")
         tokens: dict[str, str] = {}
         for name, tenant, scopes in (
             (MINE, "acme", ()),
@@ -138,12 +138,12 @@ async def opened(home: Path, **settings: Any) -> AsyncGenerator[Place]:
             (OF_OTHERS, "rival", ("audit:read",)),
         ):
             did = _DID.format(name)
-            await lock.identities.register(Identity(did=did, name=name, tenant=tenant), by="test")
-            tokens[name] = await lock.tokens.issue(subject=did, tools=[ToolGrant("*")], scopes=scopes, by=lock.caller)
-        service = Service(lock)
+            await app.identities.register(Identity(did=did, name=name, tenant=tenant), by="test")
+            tokens[name] = await app.tokens.issue(subject=did, tools=[ToolGrant("*")], scopes=scopes, by=app.caller)
+        service = Service(app)
         async with serving(service, Listening(port=0, grpc_port=0)) as server:
             assert server.grpc_port is not None
-            yield Place(lock, service, server.port, server.grpc_port, tokens)
+            yield Place(app, service, server.port, server.grpc_port, tokens)
 
 
 @pytest.mark.proves("OBS-01")
@@ -164,8 +164,8 @@ async def test_through_every_door_callers_read_their_own_traces_and_auditors_tho
             assert await place.read(door, call, ALIEN) == "E3702", door
             assert await place.read(door, call, OF_OTHERS) == "E3702", door
         # Looking at the calls of others is on record.
-        await place.lock.journal.commit(lambda _: None)
-        read = place.lock.journal.reader.all("SELECT COUNT(*) FROM journal WHERE kind = 'audit.read'")
+        await place.app.journal.commit(lambda _: None)
+        read = place.app.journal.reader.all("SELECT COUNT(*) FROM journal WHERE kind = 'audit.read'")
         assert read[0][0] == len(DOORS)
 
 
@@ -178,9 +178,9 @@ async def test_through_every_door_the_attempts_of_an_external_call_are_shown(hom
     async with HttpServer.open() as far, opened(home, trace_ratio=1.0) as place:
         config: Json = {"urls": [far.url], "tools": [tool], "allow_private": True}
         overlay = {"tools": {"look": {"mutation_class": "read_only"}}}
-        await place.lock.upstreams.add("svc", "http", config, by=place.lock.caller, overlay=overlay)
+        await place.app.upstreams.add("svc", "http", config, by=place.app.caller, overlay=overlay)
         far.answers = [Answer(status=503), Answer()]
-        result = await place.lock.call("svc.look", {}, caller=await place.lock.caller_of(place.tokens[MINE]))
+        result = await place.app.call("svc.look", {}, caller=await place.app.caller_of(place.tokens[MINE]))
         assert result.ok, result.error
         for door in DOORS:
             told = await place.read(door, result.invocation_id, MINE)
@@ -191,7 +191,7 @@ async def test_through_every_door_the_attempts_of_an_external_call_are_shown(hom
             assert [one["attributes"]["http.response.status_code"] for one in attempts] == [503, 200]
             assert {one["attributes"]["server.address"] for one in attempts} == {"127.0.0.1"}
         words = ["calls", "trace", result.invocation_id, "--url", place.base, "--token", place.tokens[MINE]]
-        code, out, _ = await to_thread(warm.run, place.on_home(*words), os.environ, place.lock.home.path)
+        code, out, _ = await to_thread(warm.run, place.on_home(*words), os.environ, place.app.home.path)
         assert (code, f"attempt 1 to 127.0.0.1:{far.port}, 503" in out.decode()) == (0, True)
 
 
@@ -213,9 +213,9 @@ async def test_of_a_call_that_was_not_traced_one_span_tells_what_is_on_record(ho
 @pytest.mark.supports("OBS-01")
 async def test_a_trace_shows_a_caller_only_the_calls_of_it_that_are_its_own(home: Path) -> None:
     async with opened(home, trace_ratio=1.0) as place:
-        callers = {who: await place.lock.caller_of(place.tokens[who]) for who in (MINE, ALIEN, AUDITS)}
+        callers = {who: await place.app.caller_of(place.tokens[who]) for who in (MINE, ALIEN, AUDITS)}
         calls = {
-            who: (await place.lock.call("demo.add", a=1, caller=callers[who], trace_id="one-trace")).invocation_id
+            who: (await place.app.call("demo.add", a=1, caller=callers[who], trace_id="one-trace")).invocation_id
             for who in (MINE, ALIEN)
         }
         for who, seen in ((MINE, [MINE]), (ALIEN, [ALIEN]), (AUDITS, [MINE, ALIEN])):

@@ -164,8 +164,8 @@ async def race_on(home: Path, shelf: str, documents: Documents) -> None:
         # Both decided on version 7; or the second did not look at all.
         states = ("7", "7" if number % 2 else None)
         calls = [
-            lock.call("doc.edit", shelf=shelf, name=name, body=body, seen=seen, key=f"{body}{number}")
-            for lock, body, seen in zip(locks, "AB", states, strict=True)
+            app.call("doc.edit", shelf=shelf, name=name, body=body, seen=seen, key=f"{body}{number}")
+            for app, body, seen in zip(locks, "AB", states, strict=True)
         ]
         results = await asyncio.gather(*calls)
         ended = ["success" if one.error is None else one.error.row.error_code.value for one in results]
@@ -185,10 +185,10 @@ async def race_on(home: Path, shelf: str, documents: Documents) -> None:
 async def test_a_stale_version_is_a_conflict_and_a_missing_document_a_failed_precondition(
     tmp_path: Path, sqlite: Documents
 ) -> None:
-    async with nodes(tmp_path / "home", 1) as (lock,):
+    async with nodes(tmp_path / "home", 1) as (app,):
 
         async def ask(tool: str, key: str, **arguments: Any) -> str | None:
-            result = await lock.call(f"doc.{tool}", shelf="sqlite", name="plan", key=key, **arguments)
+            result = await app.call(f"doc.{tool}", shelf="sqlite", name="plan", key=key, **arguments)
             return None if result.error is None else f"{result.error.code} {result.error.row.error_code}"
 
         assert await ask("remove", "1") == "E3411 PRECONDITION_FAILED"
@@ -202,23 +202,23 @@ async def test_a_stale_version_is_a_conflict_and_a_missing_document_a_failed_pre
         assert await ask("edit", "8", body="c") is None, "whoever states nothing is asked nothing"
         assert sqlite.read("plan") == (3, "c")
         assert await ask("remove", "1") is None, "a refused call has not used its key up"
-        stale = await lock.call("doc.edit", shelf="sqlite", name="plan", body="d", seen="3", key="9")
+        stale = await app.call("doc.edit", shelf="sqlite", name="plan", body="d", seen="3", key="9")
         assert stale.error is not None
         assert stale.error.details == {"stale": ["doc:sqlite/plan"], "current": {"doc:sqlite/plan": None}}
-        (closed,) = records(lock, stale.invocation_id)
+        (closed,) = records(app, stale.invocation_id)
         assert closed["outcome"] == "released"
-        assert not records(lock, stale.invocation_id, kind="mutation")
+        assert not records(app, stale.invocation_id, kind="mutation")
 
 
 async def test_whoever_cannot_say_what_there_is_stops_the_call(tmp_path: Path) -> None:
     shelves["gone"] = Documents(lambda sql, given: None)
-    async with nodes(tmp_path / "home", 1) as (lock,):
-        assert code(await lock.call("doc.edit", shelf="none", name="a", body="b", seen="1", key="1")) == "E3401"
+    async with nodes(tmp_path / "home", 1) as (app,):
+        assert code(await app.call("doc.edit", shelf="none", name="a", body="b", seen="1", key="1")) == "E3401"
 
 
 async def test_a_precondition_is_the_same_through_every_door(home: Path, sqlite: Documents) -> None:
     async with opened(home) as ways:
-        await admit(ways.lock, edit, remove)
+        await admit(ways.app, edit, remove)
         sqlite.write("plan", 7, "before")
 
         def stale(door: str) -> Wish:

@@ -301,10 +301,10 @@ def count(place: Annotated[str, Field(description="where", examples=["postgresql
 async def test_a_tool_that_lies_to_postgres_is_caught_and_kept_out(
     tmp_path: Path, socket: Path, shop: tuple[Client, PostgresWatcher]
 ) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False, watched_postgres=(address(socket),)) as lock:
-        await lock.journal.commit(publish(count))
-        lock.catalog.attach(count)
-        lied = await lock.call("shop.count", place=address(socket))
+    async with Interlock.open(tmp_path, housekeeping=False, watched_postgres=(address(socket),)) as app:
+        await app.journal.commit(publish(count))
+        app.catalog.attach(count)
+        lied = await app.call("shop.count", place=address(socket))
         assert lied.error is not None
         assert (lied.error.code, lied.error.details and lied.error.details["violation"]) == (
             "E3417", "MUTATION_CLASS_VIOLATION",
@@ -312,7 +312,7 @@ async def test_a_tool_that_lies_to_postgres_is_caught_and_kept_out(
         assert lied.error.details is not None
         assert lied.error.details["changes"] == ["CREATE postgres:local/postgres/public/orders"]
         assert lied.error.details["rolled_back"] is False
-        again = await lock.call("shop.count", place=address(socket))
+        again = await app.call("shop.count", place=address(socket))
         assert again.error is not None
         assert again.error.code == "E3210"
 
@@ -347,12 +347,12 @@ async def test_a_watched_postgres_changes_only_for_a_tool_that_lists_writing_to_
     def _(number: int) -> None:
         return None
 
-    async with Interlock.open(tmp_path, housekeeping=False, watched_postgres=(address(socket),)) as lock:
+    async with Interlock.open(tmp_path, housekeeping=False, watched_postgres=(address(socket),)) as app:
         for mode in ("read", "write"):
-            await lock.secrets.set(f"database/postgres/{mode}", "a-password", by="local:test")
-        await lock.journal.commit(publish(order))
-        lock.catalog.attach(order)
-        ended = await lock.call("shop.order", number=7, key="k")
+            await app.secrets.set(f"database/postgres/{mode}", "a-password", by="local:test")
+        await app.journal.commit(publish(order))
+        app.catalog.attach(order)
+        ended = await app.call("shop.order", number=7, key="k")
         assert (ended.error and ended.error.code) == expected, ended
         if expected is not None:
             assert ended.error is not None

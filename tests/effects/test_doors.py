@@ -54,7 +54,7 @@ async def ways(home: Path, tmp_path: Path) -> AsyncGenerator[Ways]:
         written(tmp_path / "programs.json", *(NAMED[name] for name in ("exits", "segv", "hang", "torn")))
     )
     async with opened(home) as made:
-        await admit(made.lock, cell.attempt, cell.escape, cell.double, fib, *programs)
+        await admit(made.app, cell.attempt, cell.escape, cell.double, fib, *programs)
         yield made
 
 
@@ -82,7 +82,7 @@ async def test_who_tries_to_escape_is_answered_with_500_and_nothing_of_the_host(
 
 @pytest.mark.proves("EXEC-03")
 async def test_where_nothing_isolates_every_door_says_so_and_nothing_runs(ways: Ways) -> None:
-    isolated = ways.lock.gateway.runner._executors["interlock.executors.isolated"]
+    isolated = ways.app.gateway.runner._executors["interlock.executors.isolated"]
     assert isinstance(isolated, IsolatedExecutor)
     isolated._opener = lambda: Sandbox.open(backends=(), host=Host())
     told = same(*await through_all(ways, lambda _: Wish("cell.double", {"n": 1})))
@@ -96,7 +96,7 @@ async def test_who_reaches_for_a_network_is_answered_with_403_and_is_on_record(w
     told = same(*await through_all(ways, lambda _: Wish("cell.attempt", {"what": "network"})))
     assert told.error == ("E3406", "AUTHORIZATION_DENIED", "sandbox_violation", False)
     assert (await rest(ways, "cell.attempt", what="network"))[0] == 403
-    assert len(records(ways.lock, kind="violation")) == len(DOORS) + 1
+    assert len(records(ways.app, kind="violation")) == len(DOORS) + 1
 
 
 @pytest.mark.proves("EXEC-05")
@@ -134,9 +134,9 @@ async def listed(ways: Ways) -> dict[str, list[str]]:
 
 @pytest.mark.proves("EFFECT-04")
 async def test_what_is_in_quarantine_is_refused_at_every_door_and_on_no_list(ways: Ways) -> None:
-    lock = ways.lock
+    app = ways.app
     assert all("eff.fib" in tools for tools in (await listed(ways)).values())
-    caught = await lock.call("eff.fib", text="a lie")
+    caught = await app.call("eff.fib", text="a lie")
     assert code(caught) == "E3417"
     told = same(*await through_all(ways, lambda _: Wish("eff.fib", {"text": "hello"})))
     assert told.error == ("E3210", "AUTHORIZATION_DENIED", "policy_blocked", False)
@@ -145,11 +145,11 @@ async def test_what_is_in_quarantine_is_refused_at_every_door_and_on_no_list(way
     assert (described.status_code, described.json()["error"]["error_code"]) == (403, "E3210")
     # Whoever acts by a token is an agent here, and no agent lifts it; nor does the same content, offered again.
     with pytest.raises(Failure):
-        await lock.lift_quarantine("eff.fib@1.0.0", reason="please", by=await lock.caller_of(ways.token("full")))
-    await admit(lock, fib)
-    assert code(await lock.call("eff.fib", text="hello")) == "E3210"
-    await lock.lift_quarantine("eff.fib@1.0.0", reason="it was a test")
-    assert (await lock.call("eff.fib", text="hello")).ok
+        await app.lift_quarantine("eff.fib@1.0.0", reason="please", by=await app.caller_of(ways.token("full")))
+    await admit(app, fib)
+    assert code(await app.call("eff.fib", text="hello")) == "E3210"
+    await app.lift_quarantine("eff.fib@1.0.0", reason="it was a test")
+    assert (await app.call("eff.fib", text="hello")).ok
     assert all("eff.fib" in tools for tools in (await listed(ways)).values())
 
 

@@ -181,11 +181,11 @@ def _dump(transaction: Transaction) -> list[tuple[Any, ...]]:
 
 @asynccontextmanager
 async def opened(home: Path) -> AsyncGenerator[Interlock]:
-    async with Interlock.open(home, housekeeping=False, budgets=BUDGETS) as lock:
+    async with Interlock.open(home, housekeeping=False, budgets=BUDGETS) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
-        await lock.add(work, send, checkpoint_tools.awaits)
-        yield lock
+            app.catalog.attach(one)
+        await app.add(work, send, checkpoint_tools.awaits)
+        yield app
 
 
 # Flows. Each is sent again after a fault, and must then come to its end.
@@ -198,79 +198,79 @@ async def _ok(result: Awaitable[Result]) -> Result:
     return answer
 
 
-async def writing(lock: Interlock, name: str) -> None:
-    first = await _ok(lock.call("fault.work", name=name, key=name, session=name))
-    again = await _ok(lock.call("fault.work", name=name, key=name, session=name))
+async def writing(app: Interlock, name: str) -> None:
+    first = await _ok(app.call("fault.work", name=name, key=name, session=name))
+    again = await _ok(app.call("fault.work", name=name, key=name, session=name))
     assert again.replayed
     assert first.value == again.value == "x"
     assert done[name] == 1
 
 
-async def undoing(lock: Interlock, name: str) -> None:
-    first = await _ok(lock.call("fault.work", name=name, key=name, session=name))
+async def undoing(app: Interlock, name: str) -> None:
+    first = await _ok(app.call("fault.work", name=name, key=name, session=name))
     made = first.metadata.get("original_invocation_id", first.invocation_id)
-    await _ok(lock.undo(made, key=f"undo-{name}"))
-    assert (await _ok(lock.undo(made, key=f"undo-{name}"))).replayed
+    await _ok(app.undo(made, key=f"undo-{name}"))
+    assert (await _ok(app.undo(made, key=f"undo-{name}"))).replayed
     assert done[f"undo {name}"] == 1
 
 
-async def telling_much(lock: Interlock, name: str) -> None:
-    first = await _ok(lock.call("fault.work", name=name, size=30_000, key=name, session=name))
-    again = await _ok(lock.call("fault.work", name=name, size=30_000, key=name, session=name))
+async def telling_much(app: Interlock, name: str) -> None:
+    first = await _ok(app.call("fault.work", name=name, size=30_000, key=name, session=name))
+    again = await _ok(app.call("fault.work", name=name, size=30_000, key=name, session=name))
     assert again.replayed
     assert again.value == first.value == "x" * 30_000
     assert done[name] == 1
 
 
-async def agreeing(lock: Interlock, name: str) -> None:
-    waiting = await lock.call("fault.send", to=name, key=name)
+async def agreeing(app: Interlock, name: str) -> None:
+    waiting = await app.call("fault.send", to=name, key=name)
     if waiting.pending:
         ticket = waiting.metadata["pending"]["ticketId"]
-        if lock.journal.reader.all("SELECT state FROM ticket WHERE id = ?", (ticket,)) == [("PENDING",)]:
-            await lock.approvals.approve(ticket, by=REVIEWER)
-    await _ok(lock.call("fault.send", to=name, key=name))
-    assert (await _ok(lock.call("fault.send", to=name, key=name))).replayed
+        if app.journal.reader.all("SELECT state FROM ticket WHERE id = ?", (ticket,)) == [("PENDING",)]:
+            await app.approvals.approve(ticket, by=REVIEWER)
+    await _ok(app.call("fault.send", to=name, key=name))
+    assert (await _ok(app.call("fault.send", to=name, key=name))).replayed
     assert done[name] == 1
 
 
-async def refusing(lock: Interlock, name: str) -> None:
-    waiting = await lock.call("fault.send", to=name, key=name)
+async def refusing(app: Interlock, name: str) -> None:
+    waiting = await app.call("fault.send", to=name, key=name)
     if waiting.pending:
-        await lock.approvals.deny(waiting.metadata["pending"]["ticketId"], by=REVIEWER, comment="no")
-        waiting = await lock.call("fault.send", to=name, key=name)
+        await app.approvals.deny(waiting.metadata["pending"]["ticketId"], by=REVIEWER, comment="no")
+        waiting = await app.call("fault.send", to=name, key=name)
     if code(waiting) != "E3209":
         assert waiting.error is not None
         raise waiting.error
     assert done[name] == 0
 
 
-async def saving(lock: Interlock, name: str) -> None:
+async def saving(app: Interlock, name: str) -> None:
     script = [["insist", "phase_complete", {"at": name}], ["insist", "milestone_reached", {"at": name}]]
-    assert (await _ok(lock.call("check.awaits", script=script))).value == []
+    assert (await _ok(app.call("check.awaits", script=script))).value == []
 
 
-async def trusting(lock: Interlock, name: str) -> None:
+async def trusting(app: Interlock, name: str) -> None:
     did = AGENTS.setdefault(name, make_did_key(make_private("EdDSA").public_key()))
-    if await lock.identities.look_up(did) is None:
-        await lock.identities.register(Identity(did=did, name=name), by="test")
-    token = await lock.tokens.issue(subject=did, by=OPERATOR)
-    await lock.tokens.verifier.verify(token)
-    await lock.tokens.revoke(token, reason="over", by=OPERATOR)
+    if await app.identities.look_up(did) is None:
+        await app.identities.register(Identity(did=did, name=name), by="test")
+    token = await app.tokens.issue(subject=did, by=OPERATOR)
+    await app.tokens.verifier.verify(token)
+    await app.tokens.revoke(token, reason="over", by=OPERATOR)
     with pytest.raises(Failure):
-        await lock.tokens.verifier.verify(token)
+        await app.tokens.verifier.verify(token)
 
 
 AGENTS: dict[str, str] = {}
 
 
-async def keeping_out(lock: Interlock, name: str) -> None:
-    await lock.journal.commit(quarantine.impose(f"digest of {name}", f"fault.{name}", name, "caught"))
-    await lock.lift_quarantine(f"fault.{name}", reason="looked at", by=OPERATOR)
+async def keeping_out(app: Interlock, name: str) -> None:
+    await app.journal.commit(quarantine.impose(f"digest of {name}", f"fault.{name}", name, "caught"))
+    await app.lift_quarantine(f"fault.{name}", reason="looked at", by=OPERATOR)
 
 
-async def housekeeping(lock: Interlock, name: str) -> None:
-    await lock.charge(name, part="retrieval", amount=0.5, key=name)
-    await lock.maintain()
+async def housekeeping(app: Interlock, name: str) -> None:
+    await app.charge(name, part="retrieval", amount=0.5, key=name)
+    await app.maintain()
 
 
 FLOWS: tuple[Callable[[Interlock, str], Coroutine[Any, Any, None]], ...] = (
@@ -303,18 +303,18 @@ async def test_a_write_that_fails_at_any_step_has_not_happened_and_can_be_sent_a
         faults.step("sign")
         return sign(self, *given)
 
-    async with opened(home) as lock:
+    async with opened(home) as app:
         monkeypatch.setattr(Writer, "perform", staticmethod(faults.perform))
         monkeypatch.setattr(Box, "seal", failing_seal)
         monkeypatch.setattr(Signer, "sign", failing_sign)
-        journal: Any = lock.journal
+        journal: Any = app.journal
         journal.writer._cursor = _Cursor(journal.writer._cursor, faults)
         reached = 0
         for at in range(1, MOST_STEPS):
             name = f"{flow.__name__}-{at}"
             faults.arm(at)
             try:
-                await flow(lock, name)
+                await flow(app, name)
             except (Failure, ValueError, AssertionError) as failure:
                 if not faults.hit:
                     raise AssertionError(f"{flow.__name__} failed by itself") from failure
@@ -322,9 +322,9 @@ async def test_a_write_that_fails_at_any_step_has_not_happened_and_can_be_sent_a
             if not faults.hit:
                 reached = at
                 break
-            await lock.journal.drain()
+            await app.journal.drain()
             try:
-                await flow(lock, name)
+                await flow(app, name)
             except Exception as failure:
                 raise AssertionError(f"sent again after a fault at {faults.hit!r}") from failure
             assert not faults.wrong
@@ -348,18 +348,18 @@ async def test_others_in_the_batch_of_a_write_that_fails_hear_nothing_of_it(
         finally:
             transaction.__class__ = Transaction
 
-    async with opened(home) as lock:
+    async with opened(home) as app:
         monkeypatch.setattr(Writer, "perform", staticmethod(perform))
         at = 0
         for at in range(1, MOST_STEPS):
             faults.arm(at)
             names = [f"{kind}-{at}" for kind in ("left", "victim", "right")]
-            sent = (lock.call("fault.work", name=name, key=name, session=name) for name in names)
+            sent = (app.call("fault.work", name=name, key=name, session=name) for name in names)
             left, _, right = await asyncio.gather(*sent)
             assert left.ok
             assert right.ok
             faults.disarm()
-            again = await lock.call("fault.work", name=names[1], key=names[1], session=names[1])
+            again = await app.call("fault.work", name=names[1], key=names[1], session=names[1])
             assert again.ok
             assert [done[name] for name in names] == [1, 1, 1]
             if not faults.hit:
@@ -382,21 +382,21 @@ def _about(unit: Any) -> str:
 @pytest.mark.parametrize("size", [1, 30_000])
 async def test_an_outcome_that_cannot_be_sealed_is_owed_and_written_once_it_can(home: Path, size: int) -> None:
     done.clear()
-    async with opened(home) as lock:
-        assert (await lock.call("fault.work", name="first", key="first", session="s")).ok
+    async with opened(home) as app:
+        assert (await app.call("fault.work", name="first", key="first", session="s")).ok
         key_file = home / "keys" / "secrets.key"
         meanwhile["a"] = lambda: key_file.chmod(0o644)
-        unsealed = await lock.call("fault.work", name="a", size=size, key="a", session="s")
+        unsealed = await app.call("fault.work", name="a", size=size, key="a", session="s")
         assert code(unsealed) == "E3409"
         assert unsealed.error is not None
         assert unsealed.error.details is not None
         assert unsealed.error.details["executed"]
-        assert lock.journal.reader.all("SELECT state FROM reservation WHERE key = 'a'") == [("executing",)]
+        assert app.journal.reader.all("SELECT state FROM reservation WHERE key = 'a'") == [("executing",)]
         assert verify(Home(home)).intact
         key_file.chmod(0o600)
-        assert (await lock.call("fault.work", name="b", key="b", session="s")).ok
-        again = await lock.call("fault.work", name="a", size=size, key="a", session="s")
+        assert (await app.call("fault.work", name="b", key="b", session="s")).ok
+        again = await app.call("fault.work", name="a", size=size, key="a", session="s")
         assert (again.replayed, again.value, done["a"]) == (True, "x" * size, 1)
-        assert (await lock.undo(unsealed.invocation_id, key="undo")).ok
+        assert (await app.undo(unsealed.invocation_id, key="undo")).ok
         assert done["undo a"] == 1
     assert verify(Home(home)).intact

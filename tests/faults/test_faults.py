@@ -32,28 +32,28 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.proves("AUDIT-04")
-async def test_on_a_full_disk_no_write_runs_and_everything_goes_on_afterwards(lock: Interlock, home: Path) -> None:
-    assert (await lock.call("demo.increment", name="a", key="before")).ok
+async def test_on_a_full_disk_no_write_runs_and_everything_goes_on_afterwards(app: Interlock, home: Path) -> None:
+    assert (await app.call("demo.increment", name="a", key="before")).ok
     with full_disk(home):
         refused: list[str | None] = []
         for number in range(400):
-            result = await lock.call("demo.increment", {"name": "a"}, key=f"full-{number}")
+            result = await app.call("demo.increment", {"name": "a"}, key=f"full-{number}")
             refused.append(code(result))
             if len(refused) > 3 and all(one in ("E3801", "E3803") for one in refused[-3:]):
                 break
         assert refused[-1] in ("E3801", "E3803"), "the disk never filled"
         done = 1 + refused.count(None)
         assert world.runs == done + refused.count("E3409")
-        read = await lock.call("demo.add", a=1, b=2)
+        read = await app.call("demo.add", a=1, b=2)
         assert code(read) in ("E3801", "E3803")
-    again = await lock.call("demo.increment", {"name": "a"}, key="after")
+    again = await app.call("demo.increment", {"name": "a"}, key="after")
     assert again.ok
     assert verify(Home(home)).intact
 
 
 @pytest.mark.proves("AUDIT-04")
 async def test_an_effect_whose_record_could_not_be_written_is_recorded_at_the_next_chance(
-    lock: Interlock,
+    app: Interlock,
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -66,25 +66,25 @@ async def test_an_effect_whose_record_could_not_be_written_is_recorded_at_the_ne
         apply(self, batch)
 
     monkeypatch.setattr(Writer, "_apply", limited)
-    result = await lock.call("demo.increment", name="a", key="k")
+    result = await app.call("demo.increment", name="a", key="k")
     assert code(result) == "E3409"
     assert result.error is not None
     assert result.error.details is not None
     assert result.error.details["executed"]
     assert world.runs == 1
     failing = False
-    assert (await lock.call("demo.increment", name="b", key="other")).ok
-    replay = await lock.call("demo.increment", name="a", key="k")
+    assert (await app.call("demo.increment", name="b", key="other")).ok
+    replay = await app.call("demo.increment", name="a", key="k")
     assert (replay.unwrap(), replay.replayed) == (1, True)
     assert world.runs == 2
-    assert len(records(lock, result.invocation_id)) == 1
+    assert len(records(app, result.invocation_id)) == 1
     assert verify(Home(home)).intact
 
 
-async def test_a_full_disk_is_told_with_the_advice_to_make_room(lock: Interlock) -> None:
-    journal = lock.journal.writer._connection  # pyright: ignore[reportPrivateUsage] - the disk is made small
+async def test_a_full_disk_is_told_with_the_advice_to_make_room(app: Interlock) -> None:
+    journal = app.journal.writer._connection  # pyright: ignore[reportPrivateUsage] - the disk is made small
     journal.execute(f"PRAGMA max_page_count={journal.execute('PRAGMA page_count').fetchone()[0]}")
-    failures = [(await lock.call("demo.increment", {"name": "a" * 20_000}, key=str(n))).error for n in range(20)]
+    failures = [(await app.call("demo.increment", {"name": "a" * 20_000}, key=str(n))).error for n in range(20)]
     assert failures[-1] is not None
     assert (failures[-1].code, "make room" in failures[-1].resolution) == ("E3803", True)
 
@@ -113,19 +113,19 @@ async def test_a_home_that_cannot_be_written_when_it_is_opened_leaves_nothing_ru
 
 @pytest.mark.proves("AUDIT-04")
 async def test_a_database_that_another_process_holds_refuses_writes_instead_of_running_them(
-    lock: Interlock,
+    app: Interlock,
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("interlock.store.writer.LOCK_PATIENCE_S", 0.05)
     other = sqlite3.connect(home / "interlock.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    result = await lock.call("demo.increment", name="a", key="k")
+    result = await app.call("demo.increment", name="a", key="k")
     assert code(result) == "E3803"
     assert world.runs == 0
     other.execute("ROLLBACK")
     other.close()
-    assert (await lock.call("demo.increment", name="a", key="k")).ok
+    assert (await app.call("demo.increment", name="a", key="k")).ok
 
 
 def _not_a_database(path: Path) -> None:
@@ -213,9 +213,9 @@ def test_a_read_only_home_is_refused_for_an_ordinary_user(tmp_path: Path) -> Non
 
 async def test_a_migration_that_is_killed_half_way_starts_over(tmp_path: Path) -> None:
     (tmp_path / "interlock.new").write_bytes(b"half a database")
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(sample.add)
-        assert (await lock.call("demo.add", a=1, b=1)).ok
+    async with Interlock.open(tmp_path) as app:
+        await app.add(sample.add)
+        assert (await app.call("demo.add", a=1, b=1)).ok
 
 
 WORKER = """
@@ -224,12 +224,12 @@ from interlock import Interlock
 from tests.crash.counter import mark
 
 async def main(home, who, count):
-    async with Interlock.open(home, caller="local:shared") as lock:
-        lock.catalog.attach(mark)
+    async with Interlock.open(home, caller="local:shared") as app:
+        app.catalog.attach(mark)
         async def one(n):
             shared = n % 2 == 0
             name = f"s{n}" if shared else f"{who}-{n}"
-            result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}", session=name)
+            result = await app.call("demo.mark", {"name": name}, key=f"key-{name}", session=name)
             assert result.ok, result.error
         for start in range(0, count, 10):
             await asyncio.gather(*(one(n) for n in range(start, start + 10)))
@@ -273,10 +273,10 @@ LOCAL_JSON = st.recursive(
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arguments=LOCAL_JSON, tool=st.sampled_from(["demo.add", "demo.echo", "demo.increment"]) | st.text(max_size=30))
-async def test_arbitrary_input_is_answered_and_never_leaks(lock: Interlock, arguments: Any, tool: str) -> None:
+async def test_arbitrary_input_is_answered_and_never_leaks(app: Interlock, arguments: Any, tool: str) -> None:
     from interlock import Request
 
-    result = await lock.gateway.invoke(Request(tool=tool, arguments=arguments, caller=lock.caller, key="k"))
+    result = await app.gateway.invoke(Request(tool=tool, arguments=arguments, caller=app.caller, key="k"))
     if result.error is not None:
         told = json.dumps(result.error.envelope("t"))
         assert "Traceback" not in told
@@ -286,12 +286,12 @@ async def test_arbitrary_input_is_answered_and_never_leaks(lock: Interlock, argu
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(spec=st.text(max_size=30) | st.from_regex(r"[\^~<>=v.0-9x*| -]{1,20}", fullmatch=True))
-async def test_arbitrary_ranges_are_answered(lock: Interlock, spec: str) -> None:
-    result = await lock.call("demo.add", {"a": 1}, version=spec)
+async def test_arbitrary_ranges_are_answered(app: Interlock, spec: str) -> None:
+    result = await app.call("demo.add", {"a": 1}, version=spec)
     assert code(result) in (None, "E3102", "E3004", "E3104")
 
 
-async def test_objects_that_are_not_json_are_refused_before_anything(lock: Interlock) -> None:
+async def test_objects_that_are_not_json_are_refused_before_anything(app: Interlock) -> None:
     for value in (object(), {1, 2}, b"bytes", ctypes.c_int(3), {1: 2}, "\ud800"):
-        result = await lock.call("demo.echo", value=value)
+        result = await app.call("demo.echo", value=value)
         assert code(result) == "E3004", value

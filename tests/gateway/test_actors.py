@@ -54,19 +54,19 @@ async def _(name: str) -> None:
 class World:
     """An Interlock, its clock, and an agent's token."""
 
-    def __init__(self, lock: Interlock, clock: FakeClock, token: str) -> None:
-        self.lock, self.clock, self.token = lock, clock, token
+    def __init__(self, app: Interlock, clock: FakeClock, token: str) -> None:
+        self.app, self.clock, self.token = app, clock, token
 
     async def call(self, name: str, arguments: dict[str, Any], **more: Any) -> str:
-        return (await self.lock.call(name, arguments, token=self.token, **more)).invocation_id
+        return (await self.app.call(name, arguments, token=self.token, **more)).invocation_id
 
     async def running(self, name: str, arguments: dict[str, Any], **more: Any) -> tuple[str, asyncio.Task[Any]]:
-        caller = await self.lock.caller_of(self.token)
-        asked = self.lock.gateway.with_id(self.lock.request(name, arguments, caller=caller, **more))
-        return asked.id or "", asyncio.create_task(self.lock.gateway.invoke(asked))
+        caller = await self.app.caller_of(self.token)
+        asked = self.app.gateway.with_id(self.app.request(name, arguments, caller=caller, **more))
+        return asked.id or "", asyncio.create_task(self.app.gateway.invoke(asked))
 
     async def ticket(self, call: str) -> str:
-        ((ticket,),) = self.lock.journal.reader.all("SELECT id FROM ticket WHERE call = ?", (call,))
+        ((ticket,),) = self.app.journal.reader.all("SELECT id FROM ticket WHERE call = ?", (call,))
         return ticket
 
 
@@ -81,45 +81,43 @@ async def _checkpoint(world: World) -> str:
 async def _approved(world: World) -> str:
     call = await world.call("demo.send", {"to": "ann"}, key="approved")
     ticket = await world.ticket(call)
-    await world.lock.approvals.approve(ticket, by=REVIEWER)
-    assert (await world.lock.approved_calls.resume(ticket)).ok
+    await world.app.approvals.approve(ticket, by=REVIEWER)
+    assert (await world.app.approved_calls.resume(ticket)).ok
     return call
 
 
 async def _denied(world: World) -> str:
     call = await world.call("demo.send", {"to": "bob"}, key="denied")
-    await world.lock.approvals.deny(await world.ticket(call), by=REVIEWER, comment="no")
+    await world.app.approvals.deny(await world.ticket(call), by=REVIEWER, comment="no")
     return call
 
 
 async def _withdrawn(world: World) -> str:
     call = await world.call("demo.send", {"to": "eve"}, key="withdrawn")
-    assert await world.lock.approvals.withdraw(call, by=await world.lock.caller_of(world.token))
+    assert await world.app.approvals.withdraw(call, by=await world.app.caller_of(world.token))
     return call
 
 
 async def _late(world: World) -> str:
     entered = threading.Event()
-    await admit(world.lock, slow_write(entered, restart_safe=False))
+    await admit(world.app, slow_write(entered, restart_safe=False))
     call, task = await world.running("demo.pay", {}, key="late", timeout_s=5)
     await until(entered.is_set)
     world.clock.advance(6)
     await task
     sample.world.release.set()
-    await until(
-        lambda: world.lock.journal.reader.all("SELECT 1 FROM journal WHERE call = ? AND kind = 'late'", (call,))
-    )
+    await until(lambda: world.app.journal.reader.all("SELECT 1 FROM journal WHERE call = ? AND kind = 'late'", (call,)))
     return call
 
 
 async def _settled(world: World) -> str:
     call, task = await world.running("actors.strand", {"name": "a"}, key="settled")
     await begun.wait()
-    assert await world.lock.cancel(call) == "canceled"
+    assert await world.app.cancel(call) == "canceled"
     await task
-    assert await world.lock.cancel(call) == "finished"
-    seal = world.lock.gateway.storage.outcomes.seal
-    await reconcile.reconcile(world.lock.journal, world.lock.caller, call, seal=seal, happened=False)
+    assert await world.app.cancel(call) == "finished"
+    seal = world.app.gateway.storage.outcomes.seal
+    await reconcile.reconcile(world.app.journal, world.app.caller, call, seal=seal, happened=False)
     return call
 
 
@@ -149,17 +147,17 @@ async def test_each_record_of_a_call_names_the_verified_agent(home: Path, what: 
     begun.clear()
     make, kinds = CALLS[what]
     clock = FakeClock()
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
-        await admit(lock, awaits, attempt, strand)
-        lock.issuer_keys.init("EdDSA")
-        await lock.identities.register(Identity(did=USER, kind="human"), by="test")
-        await lock.identities.register(Identity(did=AGENT, trust=90), by="test")
-        token = await lock.tokens.issue(subject=AGENT, user=USER, by=lock.caller)
-        call = await make(World(lock, clock, token))
-        await lock.journal.drain()
-        rows = lock.journal.reader.all("SELECT kind, body FROM journal WHERE call = ? ORDER BY seq", (call,))
+            app.catalog.attach(one)
+        await admit(app, awaits, attempt, strand)
+        app.issuer_keys.init("EdDSA")
+        await app.identities.register(Identity(did=USER, kind="human"), by="test")
+        await app.identities.register(Identity(did=AGENT, trust=90), by="test")
+        token = await app.tokens.issue(subject=AGENT, user=USER, by=app.caller)
+        call = await make(World(app, clock, token))
+        await app.journal.drain()
+        rows = app.journal.reader.all("SELECT kind, body FROM journal WHERE call = ? ORDER BY seq", (call,))
         assert {kind for kind, _ in rows} >= kinds
         for kind, body in rows:
             record = orjson.loads(body)

@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lock(home: Path) -> AsyncGenerator[Interlock]:
+async def app(home: Path) -> AsyncGenerator[Interlock]:
     """One for all tests here: each looks at its own calls, and the sandbox is warm."""
     async with Interlock.open(home, housekeeping=False) as opened:
         await admit(opened, *TOOLS)
@@ -52,9 +52,9 @@ def in_base64(contents: dict[str, bytes]) -> dict[str, str]:
     return {path: base64.b64encode(content).decode() for path, content in contents.items()}
 
 
-def kept(lock: Interlock, result: Result) -> int:
+def kept(app: Interlock, result: Result) -> int:
     """How many files of a call are in the store."""
-    return lock.journal.reader.all(
+    return app.journal.reader.all(
         "SELECT count(*) FROM payload WHERE ref LIKE 'payload:' || ? || '.%'", (result.invocation_id,)
     )[0][0]
 
@@ -63,27 +63,27 @@ def kept(lock: Interlock, result: Result) -> int:
 
 
 @ON_MODULE
-async def test_files_come_back_by_reference_with_their_hashes_and_are_their_callers_alone(lock: Interlock) -> None:
+async def test_files_come_back_by_reference_with_their_hashes_and_are_their_callers_alone(app: Interlock) -> None:
     contents = {"a.csv": b"a,b\n", "sub/ü b.bin": bytes(range(256)), "empty": b""}
-    result = await lock.call("file.leave", files=in_base64(contents))
+    result = await app.call("file.leave", files=in_base64(contents))
     assert result.unwrap() == 3
     left = {one.path: one for one in result.artifacts}
     assert left.keys() == contents.keys()
     for path, content in contents.items():
         one = left[path]
         assert (one.size, one.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-        assert await lock.read_payload(one.ref) == content
+        assert await app.read_payload(one.ref) == content
         with pytest.raises(Failure, match="no payload"):
-            await lock.read_payload(one.ref, caller=Caller(id="local:other"))
-    (record,) = records(lock, result.invocation_id)
+            await app.read_payload(one.ref, caller=Caller(id="local:other"))
+    (record,) = records(app, result.invocation_id)
     assert record["artifacts"] == [one.document() for one in result.artifacts]
-    assert (await Service(lock).calls.status(result.invocation_id, lock.caller))["artifacts"] == record["artifacts"]
-    assert (await lock.call("file.misuse", what="nothing")).artifacts == ()
+    assert (await Service(app).calls.status(result.invocation_id, app.caller))["artifacts"] == record["artifacts"]
+    assert (await app.call("file.misuse", what="nothing")).artifacts == ()
 
 
 @ON_MODULE
-async def test_the_result_object_of_the_standard_names_them(lock: Interlock) -> None:
-    result = await lock.call("file.leave", files=in_base64({"a": b"x"}))
+async def test_the_result_object_of_the_standard_names_them(app: Interlock) -> None:
+    result = await app.call("file.leave", files=in_base64({"a": b"x"}))
     document = orjson.loads(orjson.dumps(result.document()))
     ToolResult.parse(document)
     (one,) = result.artifacts
@@ -93,62 +93,62 @@ async def test_the_result_object_of_the_standard_names_them(lock: Interlock) -> 
 
 
 @ON_MODULE
-async def test_a_large_result_and_files_are_kept_apart(lock: Interlock, tmp_path: Path) -> None:
+async def test_a_large_result_and_files_are_kept_apart(app: Interlock, tmp_path: Path) -> None:
     both = manifest(
         "both", ["sh", "-c", "echo left > $INTERLOCK_OUT/one; printf two > /tmp/out/two; cat"],
         parameters={"text": TEXT}, sandbox={"artifacts": 2}, max_inline_chars=100, execution={"stdin": "text"},
     )  # fmt: skip
     _, (tool,) = load(written(tmp_path / "both.json", both))
-    await admit(lock, tool)
-    result = await lock.call("prog.both", text="x" * 200)
+    await admit(app, tool)
+    result = await app.call("prog.both", text="x" * 200)
     assert result.ok
     assert result.persistence.ref is not None
-    assert [await lock.read_payload(one.ref) for one in result.artifacts] == [b"left\n", b"two"]
-    assert orjson.loads(await lock.read_payload(result.persistence.ref)) == "x" * 200
+    assert [await app.read_payload(one.ref) for one in result.artifacts] == [b"left\n", b"two"]
+    assert orjson.loads(await app.read_payload(result.persistence.ref)) == "x" * 200
 
 
 @ON_MODULE
-async def test_they_are_gone_when_payloads_are_and_their_record_stays(lock: Interlock) -> None:
-    result = await lock.call("file.leave", files=in_base64({"a": b"x", "b": b"y"}))
-    assert kept(lock, result) == 2
-    await lock.journal.commit(lambda tx: tx.execute("UPDATE payload SET expires_ms = 0") and None)
-    assert await expire_payloads(lock.journal) >= 2
+async def test_they_are_gone_when_payloads_are_and_their_record_stays(app: Interlock) -> None:
+    result = await app.call("file.leave", files=in_base64({"a": b"x", "b": b"y"}))
+    assert kept(app, result) == 2
+    await app.journal.commit(lambda tx: tx.execute("UPDATE payload SET expires_ms = 0") and None)
+    assert await expire_payloads(app.journal) >= 2
     with pytest.raises(Failure, match="expired"):
-        await lock.read_payload(result.artifacts[0].ref)
-    (record,) = records(lock, result.invocation_id)
+        await app.read_payload(result.artifacts[0].ref)
+    (record,) = records(app, result.invocation_id)
     assert len(record["artifacts"]) == 2
 
 
 @ON_MODULE
-async def test_a_replay_gives_the_same_files_again(lock: Interlock) -> None:
-    first = await lock.call("file.report", {"number": 1}, key="k")
-    again = await lock.call("file.report", {"number": 1}, key="k")
+async def test_a_replay_gives_the_same_files_again(app: Interlock) -> None:
+    first = await app.call("file.report", {"number": 1}, key="k")
+    again = await app.call("file.report", {"number": 1}, key="k")
     assert again.replayed
     assert again.artifacts == first.artifacts != ()
-    assert (await lock.call("file.report", {"number": 1}, key="k2")).artifacts != first.artifacts
-    assert records(lock, again.invocation_id)[0]["artifacts"] == [one.document() for one in first.artifacts]
-    assert (kept(lock, first), kept(lock, again)) == (1, 0)
+    assert (await app.call("file.report", {"number": 1}, key="k2")).artifacts != first.artifacts
+    assert records(app, again.invocation_id)[0]["artifacts"] == [one.document() for one in first.artifacts]
+    assert (kept(app, first), kept(app, again)) == (1, 0)
 
 
 @ON_MODULE
-async def test_who_only_looks_or_undoes_leaves_nothing(lock: Interlock) -> None:
-    looked = await lock.call("file.report", {"number": 2}, dry_run=True)
+async def test_who_only_looks_or_undoes_leaves_nothing(app: Interlock) -> None:
+    looked = await app.call("file.report", {"number": 2}, dry_run=True)
     assert (looked.unwrap()["impact"], looked.artifacts) == ("False", ())
-    done = await lock.call("file.report", {"number": 2}, key="done")
-    undone = await lock.undo(done.invocation_id, key="u")
+    done = await app.call("file.report", {"number": 2}, key="done")
+    undone = await app.undo(done.invocation_id, key="u")
     assert undone.ok, undone.error
     assert undone.artifacts == ()
-    assert [kept(lock, one) for one in (looked, done, undone)] == [0, 1, 0]
+    assert [kept(app, one) for one in (looked, done, undone)] == [0, 1, 0]
 
 
 @ON_MODULE
-async def test_files_and_the_record_of_success_are_written_together_or_not_at_all(lock: Interlock) -> None:
-    with refusing(lock.home, "payload", "NEW.ref LIKE '%.2'"):
-        failed = await lock.call("file.leave", files=in_base64({"a": b"x", "b": b"y"}))
+async def test_files_and_the_record_of_success_are_written_together_or_not_at_all(app: Interlock) -> None:
+    with refusing(app.home, "payload", "NEW.ref LIKE '%.2'"):
+        failed = await app.call("file.leave", files=in_base64({"a": b"x", "b": b"y"}))
     assert not failed.ok
-    assert kept(lock, failed) == 0
-    assert "artifacts" not in str(records(lock, failed.invocation_id))
-    assert (await lock.call("file.leave", files=in_base64({"a": b"x", "b": b"y"}))).ok
+    assert kept(app, failed) == 0
+    assert "artifacts" not in str(records(app, failed.invocation_id))
+    assert (await app.call("file.leave", files=in_base64({"a": b"x", "b": b"y"}))).ok
 
 
 # What is not
@@ -178,67 +178,67 @@ async def test_files_and_the_record_of_success_are_written_together_or_not_at_al
 )
 @ON_MODULE
 async def test_what_nobody_could_keep_fails_the_call_and_nothing_of_it_is_kept(
-    lock: Interlock, what: str, expected: str, words: str
+    app: Interlock, what: str, expected: str, words: str
 ) -> None:
-    result = await lock.call("file.misuse", what=what)
+    result = await app.call("file.misuse", what=what)
     assert code(result) == expected
     assert result.error is not None
     assert words in result.error.message
-    assert (result.artifacts, kept(lock, result)) == ((), 0)
-    assert (await lock.call("file.misuse", what="nothing")).ok
+    assert (result.artifacts, kept(app, result)) == ((), 0)
+    assert (await app.call("file.misuse", what="nothing")).ok
 
 
 @pytest.mark.parametrize(("what", "found"), [("links", {"file": b"kept"}), ("linked", {}), ("removed", {})])
 @ON_MODULE
 async def test_links_and_pipes_are_no_files_and_none_is_followed(
-    lock: Interlock, what: str, found: dict[str, bytes]
+    app: Interlock, what: str, found: dict[str, bytes]
 ) -> None:
-    result = await lock.call("file.misuse", what=what)
+    result = await app.call("file.misuse", what=what)
     assert result.ok, result.error
-    assert {one.path: await lock.read_payload(one.ref) for one in result.artifacts} == found
+    assert {one.path: await app.read_payload(one.ref) for one in result.artifacts} == found
 
 
 @ON_MODULE
 async def test_a_program_that_leaves_a_file_nobody_can_read_is_not_one_that_could_not_be_started(
-    lock: Interlock, tmp_path: Path
+    app: Interlock, tmp_path: Path
 ) -> None:
     shut = manifest("shut", ["sh", "-c", "umask 777; > out/a"], sandbox={"artifacts": 1})
     _, (tool,) = load(written(tmp_path / "shut.json", shut))
-    await admit(lock, tool)
-    assert code(await lock.call("prog.shut")) == "E3401"
+    await admit(app, tool)
+    assert code(await app.call("prog.shut")) == "E3401"
 
 
 @pytest.mark.parametrize("what", ["as it is", "base64", "escaped", "in UTF-16", "in hex", "an argument", "in its name"])
 @ON_MODULE
-async def test_a_file_with_something_private_in_it_is_not_kept(lock: Interlock, home: Path, what: str) -> None:
-    await lock.secrets.set("file/token", CANARY, by="local:test")
-    result = await lock.call("file.spill", what=what, pin="pin-canary-19")
+async def test_a_file_with_something_private_in_it_is_not_kept(app: Interlock, home: Path, what: str) -> None:
+    await app.secrets.set("file/token", CANARY, by="local:test")
+    result = await app.call("file.spill", what=what, pin="pin-canary-19")
     assert code(result) == "E3304"
-    assert kept(lock, result) == 0
-    told = str(result.document()) + str(records(lock, result.invocation_id))
+    assert kept(app, result) == 0
+    told = str(result.document()) + str(records(app, result.invocation_id))
     stored = b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file())  # noqa: ASYNC240 - a test may wait for its disk
     assert "pin-canary-19" not in told
     assert CANARY not in told
     assert not holds([stored], ["pin-canary-19", CANARY])
-    assert (await lock.call("file.spill", what="nothing", pin="pin-canary-19")).ok
+    assert (await app.call("file.spill", what="nothing", pin="pin-canary-19")).ok
 
 
 @ON_MODULE
-async def test_personal_data_in_the_name_of_a_file_is_not_written_down(lock: Interlock) -> None:
-    result = await lock.call("file.leave", files=in_base64({"ann@example.org": b"x", "bob@example.org": b"y"}))
+async def test_personal_data_in_the_name_of_a_file_is_not_written_down(app: Interlock) -> None:
+    result = await app.call("file.leave", files=in_base64({"ann@example.org": b"x", "bob@example.org": b"y"}))
     assert [one.path for one in result.artifacts] == ["[EMAIL_REDACTED]", "[EMAIL_REDACTED].2"]
-    assert "example.org" not in str(records(lock, result.invocation_id))
-    assert await lock.read_payload(result.artifacts[1].ref) == b"y"
+    assert "example.org" not in str(records(app, result.invocation_id))
+    assert await app.read_payload(result.artifacts[1].ref) == b"y"
 
 
 # Where it is said
 
 
 @ON_MODULE
-async def test_without_a_word_in_the_manifest_there_is_nowhere_to_leave_files(lock: Interlock) -> None:
-    assert (await lock.call("file.none", what="look")).unwrap() == "False"
+async def test_without_a_word_in_the_manifest_there_is_nowhere_to_leave_files(app: Interlock) -> None:
+    assert (await app.call("file.none", what="look")).unwrap() == "False"
     for tool in ("file.none", "file.outside"):
-        refused = await lock.call(tool, what="out")
+        refused = await app.call(tool, what="out")
         assert refused.error is not None
         assert (refused.error.code, "Sandboxing(artifacts=…)" in refused.error.message) == ("E3411", True)
 
@@ -281,10 +281,10 @@ def _flat(tree: dict[str, Any]) -> dict[str, bytes]:
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_TREE.map(_flat).filter(lambda flat: len(flat) <= 40))
 @ON_MODULE
-async def test_whatever_is_left_comes_back_as_it_was(lock: Interlock, tree: dict[str, bytes]) -> None:
-    result = await lock.call("file.leave", files=in_base64(tree))
+async def test_whatever_is_left_comes_back_as_it_was(app: Interlock, tree: dict[str, bytes]) -> None:
+    result = await app.call("file.leave", files=in_base64(tree))
     assert result.ok, result.error
-    found = {one.sha256: await lock.read_payload(one.ref) for one in result.artifacts}
+    found = {one.sha256: await app.read_payload(one.ref) for one in result.artifacts}
     assert len(result.artifacts) == len(tree)
     assert sorted(found.values()) == sorted(set(tree.values()))
     shown = {one.path for one in result.artifacts}

@@ -113,52 +113,52 @@ def copy_of(home: Path, target: Path) -> None:
 
 
 async def test_large_results_and_results_kept_for_replay_are_nowhere_in_clear_text(home: Path) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, essay, note)
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, essay, note)
         for times in (20, 20_000):
-            result = await lock.call("rest.essay", {"times": times})
+            result = await app.call("rest.essay", {"times": times})
             assert result.persistence.ref is not None
-            assert (await lock.read_payload(result.persistence.ref)).decode() == f'"{PLANTED * times}"'
-        assert (await lock.call("rest.note", {"text": PLANTED}, key="1")).unwrap() == PLANTED
-        again = await lock.call("rest.note", {"text": PLANTED}, key="1")
+            assert (await app.read_payload(result.persistence.ref)).decode() == f'"{PLANTED * times}"'
+        assert (await app.call("rest.note", {"text": PLANTED}, key="1")).unwrap() == PLANTED
+        again = await app.call("rest.note", {"text": PLANTED}, key="1")
         assert (again.replayed, again.unwrap()) == (True, PLANTED)
         assert_nowhere(home, PLANTED)
-        rows = lock.journal.reader.all(
+        rows = app.journal.reader.all(
             "SELECT size, length(body) FROM payload WHERE ref LIKE 'payload:%' ORDER BY size", ()
         )
         assert [size for size, _ in rows] == [len(PLANTED) * times + 2 for times in (20, 20_000)]
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, essay, note)
-        again = await lock.call("rest.note", {"text": PLANTED}, key="1")
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, essay, note)
+        again = await app.call("rest.note", {"text": PLANTED}, key="1")
         assert (again.replayed, again.unwrap()) == (True, PLANTED)
         assert result.persistence.ref is not None
-        assert PLANTED.encode() in await lock.read_payload(result.persistence.ref)
+        assert PLANTED.encode() in await app.read_payload(result.persistence.ref)
     copy_of(home, home.parent / "again")
-    async with Interlock.open(home.parent / "again", housekeeping=False) as lock:
-        assert PLANTED.encode() in await lock.read_payload(result.persistence.ref)
+    async with Interlock.open(home.parent / "again", housekeeping=False) as app:
+        assert PLANTED.encode() in await app.read_payload(result.persistence.ref)
 
 
 async def test_a_write_whose_outcome_could_not_be_sealed_does_not_begin(home: Path) -> None:
     ran.clear()
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, essay, note)
-        assert (await lock.call("rest.note", {"text": "before"}, key="1")).ok
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, essay, note)
+        assert (await app.call("rest.note", {"text": "before"}, key="1")).ok
         ring = home_at(home).keys / "secrets.key"
         ring.chmod(0o644)
-        refused = await lock.call("rest.note", {"text": "now"}, key="2")
+        refused = await app.call("rest.note", {"text": "now"}, key="2")
         assert refused.error is not None
         assert refused.error.code == "E3804"
         assert ran == ["before"]
-        large = await lock.call("rest.essay", {"times": 20})
+        large = await app.call("rest.essay", {"times": 20})
         assert large.error is not None
         assert large.error.code == "E3804"
-        assert lock.journal.reader.all("SELECT key, state FROM reservation", ()) == [("1", "done")]
-        assert lock.journal.reader.all("SELECT count(*) FROM payload WHERE ref LIKE 'payload:%'", ()) == [(0,)]
+        assert app.journal.reader.all("SELECT key, state FROM reservation", ()) == [("1", "done")]
+        assert app.journal.reader.all("SELECT count(*) FROM payload WHERE ref LIKE 'payload:%'", ()) == [(0,)]
         ring.chmod(0o600)
-        assert (await lock.call("rest.note", {"text": "now"}, key="2")).unwrap() == "now"
+        assert (await app.call("rest.note", {"text": "now"}, key="2")).unwrap() == "now"
         assert ran == ["before", "now"]
         ring.unlink()
-        lost = await lock.call("rest.note", {"text": "before"}, key="1")
+        lost = await app.call("rest.note", {"text": "before"}, key="1")
         assert lost.error is not None
         assert lost.error.code == "E3604"
         assert ran == ["before", "now"]
@@ -176,56 +176,56 @@ async def test_what_a_reviewer_is_shown_and_changes_is_nowhere_in_clear_text(hom
             "approval": approval,
             "channels": [channel | {"groups": ["approvers"]}],
         }
-        async with Interlock.open(home, **options) as lock:
-            await admit(lock, post)
-            pending = await lock.call("rest.post", {"text": PLANTED}, key="1")
+        async with Interlock.open(home, **options) as app:
+            await admit(app, post)
+            pending = await app.call("rest.post", {"text": PLANTED}, key="1")
             ticket = pending.metadata["pending"]["ticketId"]
-            assert lock.journal.reader.all("SELECT count(*) FROM notification", ()) == [(1,)]
+            assert app.journal.reader.all("SELECT count(*) FROM notification", ()) == [(1,)]
             assert_nowhere(home, PLANTED)
-            await lock.courier.deliver_due()
+            await app.courier.deliver_due()
             assert [orjson.loads(one.body)["data"]["params"] for one in receiver.got] == [{"text": PLANTED}]
-            shown = await lock.approvals.show(ticket)
+            shown = await app.approvals.show(ticket)
             assert (shown.params, shown.preview["impact"]) == ({"text": PLANTED}, f"sends {PLANTED}")
-            agreed = await lock.approvals.approve(ticket, by=BEN, edit={"text": changed})
+            agreed = await app.approvals.approve(ticket, by=BEN, edit={"text": changed})
             assert agreed.differences() == {"text": (PLANTED, changed)}
-        async with Interlock.open(home, **options) as lock:
-            await admit(lock, post)
-            assert (await lock.approved_calls.resume(ticket)).unwrap() == changed
-            [again] = await lock.approvals.list(every=True)
+        async with Interlock.open(home, **options) as app:
+            await admit(app, post)
+            assert (await app.approved_calls.resume(ticket)).unwrap() == changed
+            [again] = await app.approvals.list(every=True)
             assert again.document()["edit"]["preview"]["impact"] == f"sends {changed}"
             assert_nowhere(home, PLANTED)
 
 
 async def test_a_new_key_takes_over_sessions_and_tickets_and_the_old_one_goes(home: Path) -> None:
     ring = home_at(home).keys / "secrets.key"
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, remember, post)
-        await lock.call("rest.remember", {"text": PLANTED}, session="s", key="1")
-        ticket = (await lock.call("rest.post", {"text": PLANTED}, key="2")).metadata["pending"]["ticketId"]
-        await lock.approvals.deny(ticket, by=BEN)
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, remember, post)
+        await app.call("rest.remember", {"text": PLANTED}, session="s", key="1")
+        ticket = (await app.call("rest.post", {"text": PLANTED}, key="2")).metadata["pending"]["ticketId"]
+        await app.approvals.deny(ticket, by=BEN)
 
         def expire(transaction: Any) -> None:  # what expires keeps its key until then
             transaction.execute("DELETE FROM reservation")
             transaction.execute("DELETE FROM payload")
 
-        await lock.journal.commit(expire)
+        await app.journal.commit(expire)
         before = ring.read_bytes()
-        await lock.secrets.rotate_key(by="local:ben")
+        await app.secrets.rotate_key(by="local:ben")
         assert len(ring.read_bytes()) == len(before)
         assert ring.read_bytes() != before
-        assert (await lock.approvals.show(ticket)).params == {"text": PLANTED}
-        assert (await lock.call("rest.remember", {"text": "more"}, session="s", key="3")).value == [PLANTED]
+        assert (await app.approvals.show(ticket)).params == {"text": PLANTED}
+        assert (await app.call("rest.remember", {"text": "more"}, session="s", key="3")).value == [PLANTED]
 
 
 @pytest.mark.sqlite_only("a store of an older version")
 @pytest.mark.parametrize("content", [b"42", b"\x01 a file that begins like something sealed"])
 async def test_what_an_older_version_stored_in_clear_text_is_still_read(home: Path, content: bytes) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, essay, remember, note)
-        ref = (await lock.call("rest.essay", {"times": 30})).persistence.ref
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, essay, remember, note)
+        ref = (await app.call("rest.essay", {"times": 30})).persistence.ref
         assert ref is not None
-        await lock.call("rest.note", {"text": "new"}, key="1")
-        session = sealed_digest(lock.caller.tenant, lock.caller.id, "s")
+        await app.call("rest.note", {"text": "new"}, key="1")
+        session = sealed_digest(app.caller.tenant, app.caller.id, "s")
         outcome = b'{"value":"old","persistence":["inline",null,5,""],"redacted":[]}'
 
         def as_before(transaction: Any) -> None:
@@ -233,12 +233,12 @@ async def test_what_an_older_version_stored_in_clear_text_is_still_read(home: Pa
             transaction.execute("INSERT INTO session (id, version, state) VALUES (?, 1, ?)", (session, '{"old": true}'))
             transaction.execute("UPDATE reservation SET result = ?", (outcome,))
 
-        await lock.journal.commit(as_before)
-        assert await lock.read_payload(ref) == content
-        assert (await lock.call("rest.note", {"text": "new"}, key="1")).unwrap() == "old"
-        assert (await lock.call("rest.remember", {"text": "new"}, session="s", key="2")).value == ["old"]
-        assert (await lock.call("rest.remember", {"text": "more"}, session="s", key="3")).value == ["new", "old"]
-        (state,) = lock.journal.reader.all("SELECT state FROM session WHERE id = ?", (session,))[0]
+        await app.journal.commit(as_before)
+        assert await app.read_payload(ref) == content
+        assert (await app.call("rest.note", {"text": "new"}, key="1")).unwrap() == "old"
+        assert (await app.call("rest.remember", {"text": "new"}, session="s", key="2")).value == ["old"]
+        assert (await app.call("rest.remember", {"text": "more"}, session="s", key="3")).value == ["new", "old"]
+        (state,) = app.journal.reader.all("SELECT state FROM session WHERE id = ?", (session,))[0]
         assert isinstance(state, bytes)
         assert b"old" not in state
     copy_of(home, home.parent / "copy")

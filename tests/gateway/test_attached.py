@@ -87,14 +87,14 @@ TOOLS = (adds, shows, passes_on, files)
 
 
 @pytest_asyncio.fixture
-async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
+async def app(tmp_path: Path) -> AsyncGenerator[Interlock]:
     async with Interlock.open(tmp_path / "home", housekeeping=False) as made:
         await admit(made, *TOOLS)
         yield made
 
 
-def holder(lock: Interlock, **more: Any) -> Caller:
-    return replace(lock.caller, scopes=lock.caller.scopes | {"cases:read"}, **more)
+def holder(app: Interlock, **more: Any) -> Caller:
+    return replace(app.caller, scopes=app.caller.scopes | {"cases:read"}, **more)
 
 
 # Content
@@ -102,9 +102,9 @@ def holder(lock: Interlock, **more: Any) -> Caller:
 
 @pytest.mark.proves("CONTRACT-19")
 @pytest.mark.parametrize("kind", ITEMS)
-async def test_a_result_carries_content_of_every_type_and_fits_the_standard(lock: Interlock, kind: str) -> None:
+async def test_a_result_carries_content_of_every_type_and_fits_the_standard(app: Interlock, kind: str) -> None:
     item = {"type": kind, **ITEMS[kind]}
-    result = await lock.call("att.adds", items=[item], caller=holder(lock))
+    result = await app.call("att.adds", items=[item], caller=holder(app))
     document = result.document()
     ToolResult.parse(document)
     assert document["content"] == [{"type": "text", "text": "the value"}, item]
@@ -130,21 +130,21 @@ async def test_a_result_carries_content_of_every_type_and_fits_the_standard(lock
     ],
     ids=lambda item: f"{item['type']}-{len(str(item))}",
 )
-async def test_what_is_no_content_fails_the_call(lock: Interlock, item: Json) -> None:
-    result = await lock.call("att.adds", items=[item], caller=holder(lock))
+async def test_what_is_no_content_fails_the_call(app: Interlock, item: Json) -> None:
+    result = await app.call("att.adds", items=[item], caller=holder(app))
     assert code(result) == "E3401"
 
 
-async def test_content_is_redacted_like_the_value_and_media_is_left_whole(lock: Interlock) -> None:
+async def test_content_is_redacted_like_the_value_and_media_is_left_whole(app: Interlock) -> None:
     items = [{"type": "log", "text": "mail to alice@example.com"}, {"type": "image", **ITEMS["image"]}]
-    result = await lock.call("att.adds", items=items, caller=holder(lock))
+    result = await app.call("att.adds", items=items, caller=holder(app))
     assert "alice" not in str(result.document()["content"])
     assert result.content[1]["data"] == PIXEL
 
 
 @pytest.mark.proves("CONTRACT-19")
-async def test_each_view_of_a_result_is_its_own_and_the_original_stays(lock: Interlock) -> None:
-    small = await lock.call("att.shows", size=3)
+async def test_each_view_of_a_result_is_its_own_and_the_original_stays(app: Interlock) -> None:
+    small = await app.call("att.shows", size=3)
     document = small.document()
     fields = [
         "result_id",
@@ -174,32 +174,32 @@ async def test_each_view_of_a_result_is_its_own_and_the_original_stays(lock: Int
     assert document["ui_facing_rendering"]["expanded"] == "xxx"
     assert document["ui_facing_rendering"]["progress"] == {"message": "half way", "percent": 50}
     assert document["transcript_search_text"] == "one line\nneedle"
-    large = await lock.call("att.shows", size=5000)
+    large = await app.call("att.shows", size=5000)
     document = large.document()
     ToolResult.parse(document)
     assert document["model_facing_content"] == [{"type": "text", "text": "a short answer"}]
     (kept,) = document["content"]
     assert (kept["type"], document["persisted_payload_ref"]) == ("persisted_ref", kept["ref"])
-    assert await lock.read_payload(kept["ref"], caller=lock.caller) == b'"' + b"x" * 5000 + b'"'
+    assert await app.read_payload(kept["ref"], caller=app.caller) == b'"' + b"x" * 5000 + b'"'
 
 
 @pytest.mark.proves("CONTRACT-19")
-async def test_a_rejection_and_an_error_are_different_views(lock: Interlock) -> None:
-    rejected = (await lock.call("att.adds", items=[])).document()["ui_facing_rendering"]
+async def test_a_rejection_and_an_error_are_different_views(app: Interlock) -> None:
+    rejected = (await app.call("att.adds", items=[])).document()["ui_facing_rendering"]
     assert "missing scope" in rejected["rejection"]
     assert rejected["error"] is None
-    failed = (await lock.call("att.adds", items=[{"type": "x"}], caller=holder(lock))).document()["ui_facing_rendering"]
+    failed = (await app.call("att.adds", items=[{"type": "x"}], caller=holder(app))).document()["ui_facing_rendering"]
     assert failed["rejection"] is None
     assert "cannot be told" in failed["error"]
 
 
 @pytest.mark.supports("CONTRACT-12")
-async def test_content_of_a_type_that_the_contract_does_not_state_is_a_warning(lock: Interlock) -> None:
-    await admit(lock, stating)
-    result = await lock.call("att.stating", kind="diff")
+async def test_content_of_a_type_that_the_contract_does_not_state_is_a_warning(app: Interlock) -> None:
+    await admit(app, stating)
+    result = await app.call("att.stating", kind="diff")
     assert result.metadata["warnings"] == ["UNDECLARED_CONTENT type=diff"]
     assert [one["type"] for one in result.content] == ["diff"]
-    assert "warnings" not in (await lock.call("att.stating", kind="log")).metadata
+    assert "warnings" not in (await app.call("att.stating", kind="log")).metadata
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="att", content_types=["log"])
@@ -222,28 +222,28 @@ def bound_to(*resources: str, expires: int = 2**40) -> Capability:
 
 @pytest.mark.proves("CONTRACT-22")
 async def test_a_handoff_says_what_to_whom_with_what_authority_and_until_when_and_is_on_record(
-    lock: Interlock,
+    app: Interlock,
 ) -> None:
     said = {"agent": "did:key:other", "scopes": ["cases:read"], "resources": ["case:7"], "expires_s": 60}
-    result = await lock.call("att.passes_on", options=said, caller=holder(lock))
+    result = await app.call("att.passes_on", options=said, caller=holder(app))
     document = result.document()
     (handoff,) = document["handoff_refs"]
     assert ToolResult.parse(document).document()["handoff_refs"] == [handoff], "a round trip loses nothing"
     assert handoff["what"] == {"case": 7}
     assert handoff["to"] == {"agent": "did:key:other"}
     assert handoff["authority"] == {"scopes": ["cases:read"], "resources": ["case:7"]}
-    assert handoff["from"] == lock.caller.acting
+    assert handoff["from"] == app.caller.acting
     ends, made = map(datetime.fromisoformat, (handoff["expires_at"], document["created_at"]))
     assert ends - made == timedelta(seconds=60)
-    (record,) = records(lock, result.invocation_id)
+    (record,) = records(app, result.invocation_id)
     assert record["handoffs"] == [handoff]
 
 
 @pytest.mark.proves("CONTRACT-22")
-async def test_a_handoff_ends_no_later_than_the_token_of_whoever_makes_it(lock: Interlock) -> None:
-    now_s = lock.clock.now_ms() // 1000
-    caller = holder(lock, capability=bound_to(expires=now_s + 30))
-    result = await lock.call("att.passes_on", options={"tool": "att.adds", "expires_s": 86400}, caller=caller)
+async def test_a_handoff_ends_no_later_than_the_token_of_whoever_makes_it(app: Interlock) -> None:
+    now_s = app.clock.now_ms() // 1000
+    caller = holder(app, capability=bound_to(expires=now_s + 30))
+    result = await app.call("att.passes_on", options={"tool": "att.adds", "expires_s": 86400}, caller=caller)
     assert datetime.fromisoformat(result.handoffs[0]["expires_at"]).timestamp() == now_s + 30
 
 
@@ -262,46 +262,44 @@ async def test_a_handoff_ends_no_later_than_the_token_of_whoever_makes_it(lock: 
         ({"tool": "att.adds", "what": {"x": "x" * 5000}}, "E3401"),
     ],
 )
-async def test_a_handoff_names_no_more_than_its_call_has(lock: Interlock, options: Json, expected: str) -> None:
+async def test_a_handoff_names_no_more_than_its_call_has(app: Interlock, options: Json, expected: str) -> None:
     # The caller holds tools:admin; the tool does not require it, so the call does not have it.
-    caller = holder(lock, capability=bound_to("case:7", "https://*"))
-    result = await lock.call("att.passes_on", options=options, note="https://a.example/", caller=caller)
+    caller = holder(app, capability=bound_to("case:7", "https://*"))
+    result = await app.call("att.passes_on", options=options, note="https://a.example/", caller=caller)
     assert code(result) == expected
 
 
 @pytest.mark.proves("CONTRACT-22")
-async def test_a_handoff_is_told_again_with_a_replay(lock: Interlock) -> None:
-    first = await lock.call("att.files", options={}, key="1", caller=holder(lock))
-    again = await lock.call("att.files", options={}, key="1", caller=holder(lock))
+async def test_a_handoff_is_told_again_with_a_replay(app: Interlock) -> None:
+    first = await app.call("att.files", options={}, key="1", caller=holder(app))
+    again = await app.call("att.files", options={}, key="1", caller=holder(app))
     assert again.replayed
     assert again.handoffs == first.handoffs
     assert len(first.handoffs) == 1
 
 
 @pytest.mark.proves("CONTRACT-22")
-async def test_a_receiving_agent_uses_a_handoff_under_its_own_token_and_gains_nothing_by_it(lock: Interlock) -> None:
-    given = await lock.call(
-        "att.passes_on", options={"tool": "att.adds", "scopes": ["cases:read"]}, caller=holder(lock)
-    )
+async def test_a_receiving_agent_uses_a_handoff_under_its_own_token_and_gains_nothing_by_it(app: Interlock) -> None:
+    given = await app.call("att.passes_on", options={"tool": "att.adds", "scopes": ["cases:read"]}, caller=holder(app))
     (handoff,) = given.handoffs
     wanted = handoff["to"]["tool"]
     arguments = {"items": [{"type": "json", "value": handoff["what"]}]}
-    lock.issuer_keys.init("EdDSA")
-    await lock.identities.register(Identity(did=did_of("other"), name="other", kind="agent", trust=80), by="test")
+    app.issuer_keys.init("EdDSA")
+    await app.identities.register(Identity(did=did_of("other"), name="other", kind="agent", trust=80), by="test")
 
     async def token(*scopes: str) -> str:
-        return await lock.tokens.issue(
-            subject=did_of("other"), tools=[ToolGrant("att.adds")], scopes=scopes, by=holder(lock)
+        return await app.tokens.issue(
+            subject=did_of("other"), tools=[ToolGrant("att.adds")], scopes=scopes, by=holder(app)
         )
 
     # Whatever the receiver shows of the handoff, its own authority decides.
     bare = await token()
     for shown in (arguments, {"items": [{"type": "json", "value": handoff}]}):
-        assert code(await lock.call(wanted, shown, token=bare)) == "E3206"
-    assert code(await lock.call(wanted, arguments, token=handoff["handoff_id"])) == "E3203", "a reference is no token"
-    received = await lock.call(wanted, arguments, token=await token("cases:read"))
+        assert code(await app.call(wanted, shown, token=bare)) == "E3206"
+    assert code(await app.call(wanted, arguments, token=handoff["handoff_id"])) == "E3203", "a reference is no token"
+    received = await app.call(wanted, arguments, token=await token("cases:read"))
     assert received.content[0]["value"] == {"case": 7}
-    assert [record["callerId"] for record in records(lock, received.invocation_id)] == [did_of("other")]
+    assert [record["callerId"] for record in records(app, received.invocation_id)] == [did_of("other")]
 
 
 # Facts about the data
@@ -327,7 +325,7 @@ async def _(facts: Any) -> None:
 @pytest.mark.parametrize("door", WIRES)
 async def test_a_tool_states_the_version_of_its_data_and_its_confidence_at_every_door(home: Path, door: str) -> None:
     async with opened(home) as wires:
-        await admit(wires.lock, sourced)
+        await admit(wires.app, sourced)
         for cost in (0.75, 0):  # of the run, and of its replay
             heard = await wires.call(
                 door, "att.sourced", {"facts": {"data_version": "2026-11", "confidence": 0.5}}, key="k"
@@ -347,14 +345,14 @@ async def test_a_tool_states_the_version_of_its_data_and_its_confidence_at_every
         {"confidence": 1.01}, {"confidence": -0.1}, {"confidence": True}, {"confidence": "high"},
     ],
 )  # fmt: skip
-async def test_facts_about_data_of_another_form_fail_the_call(lock: Interlock, facts: Json) -> None:
-    await admit(lock, sourced)
-    assert code(await lock.call("att.sourced", facts=facts, key="k")) == "E3401"
+async def test_facts_about_data_of_another_form_fail_the_call(app: Interlock, facts: Json) -> None:
+    await admit(app, sourced)
+    assert code(await app.call("att.sourced", facts=facts, key="k")) == "E3401"
 
 
-async def test_a_private_value_does_not_leave_as_the_version_of_data(lock: Interlock) -> None:
-    await admit(lock, sourced)
-    result = await lock.call("att.sourced", facts={"data_version": "for alice@example.com"}, key="k")
+async def test_a_private_value_does_not_leave_as_the_version_of_data(app: Interlock) -> None:
+    await admit(app, sourced)
+    result = await app.call("att.sourced", facts={"data_version": "for alice@example.com"}, key="k")
     assert result.envelope()["provenance"]["dataVersion"] == "for [EMAIL_REDACTED]"
 
 
@@ -362,9 +360,9 @@ async def test_a_private_value_does_not_leave_as_the_version_of_data(lock: Inter
 
 
 async def test_a_sandboxed_tool_hands_out_the_same_and_is_held_to_the_same(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        await admit(lock, attaching.attaches)
-        good = (await lock.call("cell.attaches", how="well", caller=holder(lock))).document()
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        await admit(app, attaching.attaches)
+        good = (await app.call("cell.attaches", how="well", caller=holder(app))).document()
         assert [one["type"] for one in good["content"]] == ["text", "image", "log"]
         assert good["model_facing_content"][0]["text"] == "short"
         assert good["handoff_refs"][0]["authority"]["scopes"] == ["cases:read"]
@@ -372,17 +370,17 @@ async def test_a_sandboxed_tool_hands_out_the_same_and_is_held_to_the_same(tmp_p
         assert (source["dataVersion"], source["confidence"]) == ("rows-7", 0.25)
         wrong = {"scope": "E3206"} | dict.fromkeys(("forged", "base64", "confidence", "version", "fact"), "E3401")
         for how, expected in wrong.items():
-            assert code(await lock.call("cell.attaches", how=how, caller=holder(lock))) == expected, how
+            assert code(await app.call("cell.attaches", how=how, caller=holder(app))) == expected, how
 
 
 @pytest.mark.proves("CONTRACT-22")
 @pytest.mark.parametrize("door", WIRES)
 async def test_every_door_lists_handoffs_and_content(home: Path, door: str) -> None:
     async with opened(home) as wires:
-        await admit(wires.lock, open_handed)
+        await admit(wires.app, open_handed)
         heard = await wires.call(door, "att.open_handed", {"name": "a"})
         assert heard.envelope is None
-        (handoff,) = records(wires.lock)[-1]["handoffs"]
+        (handoff,) = records(wires.app)[-1]["handoffs"]
         assert handoff.keys() >= {"handoff_id", "what", "to", "from", "authority", "expires_at"}
         told = re.sub(r"[\\\s]", "", heard.text)  # JSON in a field of gRPC is quoted
         members = {**{name: one for name, one in handoff.items() if name != "authority"}, **handoff["authority"]}
@@ -415,14 +413,14 @@ async def test_a_tool_sees_the_trace_and_the_tracestate_of_the_caller_in_process
     tmp_path: Path, ratio: float
 ) -> None:
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
-    async with Interlock.open(tmp_path / "home", housekeeping=False, trace_ratio=ratio) as lock:
-        await admit(lock, traced, attaching.traced)
+    async with Interlock.open(tmp_path / "home", housekeeping=False, trace_ratio=ratio) as app:
+        await admit(app, traced, attaching.traced)
         for name in ("att.traced", "cell.traced"):
-            seen = (await lock.call(name, trace_id=f"00-{trace_id}-00f067aa0ba902b7-01 vendor=value")).unwrap()
+            seen = (await app.call(name, trace_id=f"00-{trace_id}-00f067aa0ba902b7-01 vendor=value")).unwrap()
             place = read_trace(seen["traceparent"])
             assert place is not None
             assert (place.trace_id, seen["trace_id"], seen["tracestate"]) == (trace_id, trace_id, "vendor=value"), name
-            bare = await lock.call(name, trace_id="00-not-a-trace")
+            bare = await app.call(name, trace_id="00-not-a-trace")
             place = read_trace(bare.unwrap()["traceparent"])
             assert place is not None
             assert place.trace_id == bare.trace_id != trace_id

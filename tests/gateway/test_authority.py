@@ -114,21 +114,21 @@ def time() -> FakeClock:
 async def held(home: Path, time: FakeClock) -> AsyncGenerator[Interlock]:
     """A home with a user, an agent and a helper, and an issuer."""
     seen.__init__()
-    async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
+    async with Interlock.open(home, clock=time.clock, housekeeping=False) as app:
         for one in TOOLS:
-            await lock.journal.commit(publish(one))
+            await app.journal.commit(publish(one))
         for one in (*TOOLS, increment, send):
-            lock.catalog.attach(one)
-        await lock.identities.register(Identity(did=USER, kind="human"), by="test")
+            app.catalog.attach(one)
+        await app.identities.register(Identity(did=USER, kind="human"), by="test")
         for did in (AGENT, HELPER):
-            await lock.identities.register(Identity(did=did, trust=90), by="test")
-        lock.issuer_keys.init("EdDSA")
-        yield lock
+            await app.identities.register(Identity(did=did, trust=90), by="test")
+        app.issuer_keys.init("EdDSA")
+        yield app
 
 
-async def token_of(lock: Interlock, **said: Any) -> str:
+async def token_of(app: Interlock, **said: Any) -> str:
     stated: dict[str, Any] = {"subject": AGENT, "user": USER, "by": OPERATOR}
-    return await lock.tokens.issue(**(stated | said))
+    return await app.tokens.issue(**(stated | said))
 
 
 def answer(result: Result) -> tuple[str | None, int]:

@@ -33,22 +33,22 @@ REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
 
 @pytest.fixture
-async def batches(lock: Interlock) -> Interlock:
-    await prepare(lock)
-    return lock
+async def batches(app: Interlock) -> Interlock:
+    await prepare(app)
+    return app
 
 
-def requests(lock: Interlock, kinds: list[str]) -> list[Request]:
+def requests(app: Interlock, kinds: list[str]) -> list[Request]:
     keys = [f"k{index}" if kind.startswith(("write", "destroy")) else None for index, kind in enumerate(kinds)]
-    return [lock.request(f"b.{kind}", {"number": i}, key=keys[i]) for i, kind in enumerate(kinds)]
+    return [app.request(f"b.{kind}", {"number": i}, key=keys[i]) for i, kind in enumerate(kinds)]
 
 
-async def agree(lock: Interlock, wanted: list[Request]) -> None:
+async def agree(app: Interlock, wanted: list[Request]) -> None:
     """Have a person agree to what needs it, so that the batch runs everything."""
     for request in wanted:
         if request.tool.startswith("b.destroy"):
-            asked = await lock.call(request.tool, request.arguments, key=request.key)
-            await lock.approvals.approve(asked.metadata["pending"]["ticketId"], by=REVIEWER)
+            asked = await app.call(request.tool, request.arguments, key=request.key)
+            await app.approvals.approve(asked.metadata["pending"]["ticketId"], by=REVIEWER)
 
 
 @pytest.mark.proves("LIFE-17")
@@ -61,11 +61,11 @@ def test_unsafe_calls_never_overlap_and_results_keep_the_order_of_requests(kinds
         import tempfile
 
         with tempfile.TemporaryDirectory() as directory:
-            async with Interlock.open(directory) as lock:
-                await prepare(lock)
-                wanted = requests(lock, kinds)
-                await agree(lock, wanted)
-                task = asyncio.create_task(lock.batch(wanted))
+            async with Interlock.open(directory) as app:
+                await prepare(app)
+                wanted = requests(app, kinds)
+                await agree(app, wanted)
+                task = asyncio.create_task(app.batch(wanted))
                 await release(list(order), task.done)
                 results = await task
                 assert [result.unwrap() for result in results] == list(range(len(kinds)))
@@ -218,10 +218,10 @@ async def test_a_batch_that_is_cancelled_ends_the_call_that_waits_for_its_turn(b
 @pytest.mark.supports("LIFE-17", "LIFE-10")
 async def test_the_time_that_a_call_waits_for_its_turn_is_not_its_own(home: Path) -> None:
     time = FakeClock()
-    async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
-        await prepare(lock)
-        wanted = [lock.request("b.safe", {"number": 0}), lock.request("b.refuses", {"number": 1}, timeout_s=1)]
-        task = asyncio.create_task(lock.batch(wanted))
+    async with Interlock.open(home, clock=time.clock, housekeeping=False) as app:
+        await prepare(app)
+        wanted = [app.request("b.safe", {"number": 0}), app.request("b.refuses", {"number": 1}, timeout_s=1)]
+        task = asyncio.create_task(app.batch(wanted))
         await until(lambda: judged == [1])
         time.advance(2)
         await release([0, 1], task.done)
@@ -246,9 +246,9 @@ async def test_progress_is_heard_at_once_and_results_wait_for_their_turn(batches
     assert [result.unwrap() for result in await task] == [0, 1]
 
 
-def failing(lock: Interlock) -> list[Request]:
-    first = lock.request("b.safe", {"number": 0, "fail": True})
-    return [first, *requests(lock, ["safe"] * 4)[1:], lock.request("b.alone", {"number": 9})]
+def failing(app: Interlock) -> list[Request]:
+    first = app.request("b.safe", {"number": 0, "fail": True})
+    return [first, *requests(app, ["safe"] * 4)[1:], app.request("b.alone", {"number": 9})]
 
 
 @pytest.mark.proves("LIFE-17")

@@ -45,18 +45,18 @@ async def private(password: Secret) -> str:
 
 
 @pytest_asyncio.fixture
-async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
+async def app(tmp_path: Path) -> AsyncGenerator[Interlock]:
     async with Interlock.open(tmp_path / "home", housekeeping=False) as opened:
         await admit(opened, read, listed, private)
         yield opened
 
 
-async def decision(lock: Interlock, name: str, capability: Capability | None = None, **arguments: object) -> Json:
+async def decision(app: Interlock, name: str, capability: Capability | None = None, **arguments: object) -> Json:
     """What the status of a refused call tells of its check."""
-    caller = lock.caller if capability is None else replace(lock.caller, capability=capability)
-    result = await lock.call(f"blocked.{name}", dict(arguments), caller=caller)
+    caller = app.caller if capability is None else replace(app.caller, capability=capability)
+    result = await app.call(f"blocked.{name}", dict(arguments), caller=caller)
     assert result.pending or code(result) == "E3206"
-    (told,) = (await Calls(lock).status(result.invocation_id, lock.caller))["permission_decisions"]
+    (told,) = (await Calls(app).status(result.invocation_id, app.caller))["permission_decisions"]
     ToolPermissionDecision.model_validate(told)
     return told
 
@@ -82,35 +82,35 @@ async def decision(lock: Interlock, name: str, capability: Capability | None = N
     ],
 )  # fmt: skip
 async def test_a_decision_names_the_path_that_a_rule_refuses(
-    lock: Interlock, rules: str, path: str, others: Sequence[str], blocked: str | None
+    app: Interlock, rules: str, path: str, others: Sequence[str], blocked: str | None
 ) -> None:
-    lock.home.policy.write_text(rules)
-    told = await decision(lock, "read", path=path, others=list(others))
+    app.home.policy.write_text(rules)
+    told = await decision(app, "read", path=path, others=list(others))
     assert told["blocked_path"] == blocked
     assert told["behavior"] == ("ask" if "approved" in rules else "deny")
 
 
 @pytest.mark.proves("AUTH-10")
-async def test_a_decision_names_the_path_that_a_permission_or_a_token_does_not_cover(lock: Interlock) -> None:
-    lock.home.policy.write_text(ANYTHING)
-    told = await decision(lock, "listed", path="/srv/data/../other/a")
+async def test_a_decision_names_the_path_that_a_permission_or_a_token_does_not_cover(app: Interlock) -> None:
+    app.home.policy.write_text(ANYTHING)
+    told = await decision(app, "listed", path="/srv/data/../other/a")
     assert (told["behavior"], told["source"], told["blocked_path"]) == ("deny", "permissions", "/srv/other/a")
     assert told["reason"] == "blocked.listed@1.0.0 lists no permission for `[path]`"
     token = bound_to("file:/srv/data/*")
-    told = await decision(lock, "read", token, path="/srv/data/a", others=["/etc/passwd"])
+    told = await decision(app, "read", token, path="/srv/data/a", others=["/etc/passwd"])
     assert (told["behavior"], told["source"], told["blocked_path"]) == ("deny", "token", "/etc/passwd")
 
 
-async def test_a_path_that_is_private_or_no_path_at_all_is_not_recorded(lock: Interlock) -> None:
-    lock.home.policy.write_text(ANYTHING + FORBID % 'context.paths.contains("/etc")')
-    assert (await decision(lock, "private", password="/etc/hunter2"))["blocked_path"] is None
-    assert (await decision(lock, "read", path="/etc/" + "a" * 5000, others=[]))["blocked_path"] is None
-    told = await decision(lock, "read", bound_to("file:/srv/*"), path="/srv/" + "../" * 3 + "a" * 5000, others=[])
+async def test_a_path_that_is_private_or_no_path_at_all_is_not_recorded(app: Interlock) -> None:
+    app.home.policy.write_text(ANYTHING + FORBID % 'context.paths.contains("/etc")')
+    assert (await decision(app, "private", password="/etc/hunter2"))["blocked_path"] is None
+    assert (await decision(app, "read", path="/etc/" + "a" * 5000, others=[]))["blocked_path"] is None
+    told = await decision(app, "read", bound_to("file:/srv/*"), path="/srv/" + "../" * 3 + "a" * 5000, others=[])
     assert told["blocked_path"] is None
 
 
 async def test_a_path_is_named_as_it_was_written_and_not_by_where_its_links_lead(
-    lock: Interlock, tmp_path: Path
+    app: Interlock, tmp_path: Path
 ) -> None:
     (tmp_path / "hidden").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "hidden")
@@ -119,12 +119,10 @@ async def test_a_path_is_named_as_it_was_written_and_not_by_where_its_links_lead
         FORBID % f'context.arguments.path like "{tmp_path}/hidden/*"',
     )
     for rule in rules:
-        lock.home.policy.write_text(ANYTHING + rule)
-        told = await decision(lock, "read", path=f"{tmp_path}/link/./a", others=[])
+        app.home.policy.write_text(ANYTHING + rule)
+        told = await decision(app, "read", path=f"{tmp_path}/link/./a", others=[])
         assert told["blocked_path"] == f"{tmp_path}/link/a"
     relative = os.path.relpath(f"{tmp_path}/link/a")  # noqa: ASYNC240 - nothing waits
-    assert (await decision(lock, "read", path=relative, others=[]))["blocked_path"] == relative
+    assert (await decision(app, "read", path=relative, others=[]))["blocked_path"] == relative
     token = bound_to(f"file:{tmp_path}/link/*")
-    assert (await decision(lock, "read", token, path=f"{tmp_path}/link/b", others=[]))["blocked_path"].endswith(
-        "link/b"
-    )
+    assert (await decision(app, "read", token, path=f"{tmp_path}/link/b", others=[]))["blocked_path"].endswith("link/b")

@@ -58,28 +58,28 @@ def at_once(call: Coroutine[Any, Any, Result]) -> Result | None:
 
 
 async def test_where_records_are_batched_a_read_that_left_nothing_waits_for_nothing(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path, audit="batched", housekeeping=False) as lock:
-        await admit(lock, double)
-        assert (await lock.call("aware.double", number=1)).ok
-        answer = at_once(lock.gateway.invoke(lock.request("aware.double", {"number": 2})))
+    async with Interlock.open(tmp_path, audit="batched", housekeeping=False) as app:
+        await admit(app, double)
+        assert (await app.call("aware.double", number=1)).ok
+        answer = at_once(app.gateway.invoke(app.request("aware.double", {"number": 2})))
         assert answer is not None
         assert answer.unwrap() == 4
-        await lock.journal.drain()
-        (record,) = records(lock, answer.invocation_id)
+        await app.journal.drain()
+        (record,) = records(app, answer.invocation_id)
         assert (record["status"], record["sideEffects"]) == ("SUCCESS", [])
 
 
 @pytest.mark.parametrize("audit", ["durable", "batched"])
 async def test_work_that_a_read_hands_over_is_on_record_before_it_is_told(tmp_path: Path, audit: Any) -> None:
-    async with Interlock.open(tmp_path, audit=audit, housekeeping=False) as lock:
-        await admit(lock, hand_over)
-        result = await lock.call("aware.hand_over", number=1)
-        (record,) = records(lock, result.invocation_id)
+    async with Interlock.open(tmp_path, audit=audit, housekeeping=False) as app:
+        await admit(app, hand_over)
+        result = await app.call("aware.hand_over", number=1)
+        (record,) = records(app, result.invocation_id)
         assert record["handoffs"] == list(result.handoffs)
         assert len(result.handoffs) == 1
 
 
-async def test_a_read_sees_its_session_as_it_is_when_it_first_looks(lock: Interlock) -> None:
+async def test_a_read_sees_its_session_as_it_is_when_it_first_looks(app: Interlock) -> None:
     looks = asyncio.Event()
 
     @tool(version="1.0.0", mutation_class="read_only", namespace="aware")
@@ -88,11 +88,11 @@ async def test_a_read_sees_its_session_as_it_is_when_it_first_looks(lock: Interl
         await looks.wait()
         return ctx.session["number"]
 
-    await admit(lock, look, keep)
-    assert (await lock.call("aware.keep", number=1, key="k1")).ok
-    looking = asyncio.create_task(lock.call("aware.look"))
+    await admit(app, look, keep)
+    assert (await app.call("aware.keep", number=1, key="k1")).ok
+    looking = asyncio.create_task(app.call("aware.look"))
     await asyncio.sleep(0)
-    assert (await lock.call("aware.keep", number=2, key="k2")).ok
+    assert (await app.call("aware.keep", number=2, key="k2")).ok
     looks.set()
     assert (await looking).unwrap() == 2
 
@@ -118,11 +118,11 @@ async def unnote(number: Whole) -> None:
 
 async def test_the_context_of_a_call_that_has_ended_does_not_wait_for_the_garbage_collector(tmp_path: Path) -> None:
     seen.clear()
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await admit(lock, note)
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await admit(app, note)
         gc.disable()
         try:
-            assert (await lock.call("aware.note", {"number": 1}, key="one")).ok
+            assert (await app.call("aware.note", {"number": 1}, key="one")).ok
             await asyncio.sleep(0)
             assert [ref() for ref in seen] == [None]
         finally:

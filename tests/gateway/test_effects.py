@@ -218,11 +218,11 @@ TOOLS = (honest, put, claim, both, scribble)
 
 @asynccontextmanager
 async def opened(home: Path, **options: Any) -> AsyncGenerator[Interlock]:
-    async with Interlock.open(home, housekeeping=False, **options) as lock:
+    async with Interlock.open(home, housekeeping=False, **options) as app:
         for one in TOOLS:
-            await lock.journal.commit(publish(one))
-            lock.catalog.attach(one)
-        yield lock
+            await app.journal.commit(publish(one))
+            app.catalog.attach(one)
+        yield app
 
 
 @pytest.fixture
@@ -244,22 +244,22 @@ async def test_a_read_only_tool_that_changes_something_is_caught_put_back_and_ke
     tmp_path: Path, watched: dict[str, Any], way: str
 ) -> None:
     mode = (world.root / "a.txt").stat().st_mode
-    async with opened(tmp_path / "home", **watched) as lock:
-        assert (await lock.call("eff.honest", way="not")).unwrap() == "as it was"
-        lied = await lock.call("eff.honest", way=way, session="s")
+    async with opened(tmp_path / "home", **watched) as app:
+        assert (await app.call("eff.honest", way="not")).unwrap() == "as it was"
+        lied = await app.call("eff.honest", way=way, session="s")
         assert lied.error is not None
         assert (lied.error.code, lied.error.details and lied.error.details["violation"]) == (
             "E3417", "MUTATION_CLASS_VIOLATION",
         )  # fmt: skip
-        assert lock.gateway.observer.metrics["MUTATION_CLASS_VIOLATION"] == 1
+        assert app.gateway.observer.metrics["MUTATION_CLASS_VIOLATION"] == 1
         assert [path.name for path in world.root.iterdir()] == ["a.txt"]
         assert (world.root / "a.txt").read_text() == "as it was"
         assert (world.root / "a.txt").stat().st_mode == mode
         with sqlite3.connect(world.database) as connection:
             assert connection.execute("SELECT n FROM t").fetchall() == [(1,)]
         connection.close()
-        assert json.loads(lock.gateway.storage.sessions.read(lock.caller, "s")[1]) == {}
-        refused = await lock.call("eff.honest", way="not")
+        assert json.loads(app.gateway.storage.sessions.read(app.caller, "s")[1]) == {}
+        refused = await app.call("eff.honest", way="not")
         assert refused.error is not None
         assert (refused.error.code, refused.error.row.error_class) == ("E3210", "policy_blocked")
 
@@ -269,12 +269,12 @@ async def test_a_read_only_tool_that_changes_something_is_caught_put_back_and_ke
 async def test_the_version_that_lied_is_kept_out_and_no_other(
     tmp_path: Path, watched: dict[str, Any], lying: str, other: str
 ) -> None:
-    async with opened(tmp_path / "home", **watched) as lock:
-        await admit(lock, honest_anew)
-        assert code(await lock.call(f"eff.honest@{lying}", way="write")) == "E3417"
+    async with opened(tmp_path / "home", **watched) as app:
+        await admit(app, honest_anew)
+        assert code(await app.call(f"eff.honest@{lying}", way="write")) == "E3417"
         for _ in range(2):
-            assert code(await lock.call(f"eff.honest@{lying}", way="not")) == "E3210"
-            assert (await lock.call(f"eff.honest@{other}", way="not")).unwrap() == "as it was"
+            assert code(await app.call(f"eff.honest@{lying}", way="not")) == "E3210"
+            assert (await app.call(f"eff.honest@{other}", way="not")).unwrap() == "as it was"
 
 
 @pytest.mark.proves("EFFECT-03")
@@ -283,8 +283,8 @@ async def test_a_tool_that_lies_and_does_not_come_back_is_caught_too(
     tmp_path: Path, watched: dict[str, Any], end: str
 ) -> None:
     clock = FakeClock()
-    async with opened(tmp_path / "home", clock=clock.clock, **watched) as lock:
-        call = asyncio.create_task(lock.call("eff.honest", way=f"write, then {'fail' if end == 'fails' else 'wait'}"))
+    async with opened(tmp_path / "home", clock=clock.clock, **watched) as app:
+        call = asyncio.create_task(app.call("eff.honest", way=f"write, then {'fail' if end == 'fails' else 'wait'}"))
         if end == "fails":
             assert code(await call) == "E3417"
         elif end == "times out":
@@ -297,57 +297,57 @@ async def test_a_tool_that_lies_and_does_not_come_back_is_caught_too(
             with pytest.raises(asyncio.CancelledError):
                 await call
         assert (world.root / "a.txt").read_text() == "as it was"
-        assert code(await lock.call("eff.honest", way="not")) == "E3210"
+        assert code(await app.call("eff.honest", way="not")) == "E3210"
 
 
 async def test_a_hook_that_says_no_afterwards_undoes_nothing(tmp_path: Path, watched: dict[str, Any]) -> None:
     """What a hook objects to is its own affair: the effect is what the contract promises, and stays."""
-    async with opened(tmp_path / "home", **watched) as lock:
-        lock.hook(Hook(id="objector", when="post", run=lambda _: HookResult(stop="not in this house")))
-        assert code(await lock.call("eff.put", name="a", key="1")) == "E3211"
+    async with opened(tmp_path / "home", **watched) as app:
+        app.hook(Hook(id="objector", when="post", run=lambda _: HookResult(stop="not in this house")))
+        assert code(await app.call("eff.put", name="a", key="1")) == "E3211"
         assert world.values == {"a": 1}
-        assert "compensate" not in [record["operation"] for record in records(lock)]
+        assert "compensate" not in [record["operation"] for record in records(app)]
 
 
 @pytest.mark.proves("EFFECT-04")
 async def test_only_a_person_who_says_why_lifts_a_quarantine(tmp_path: Path, watched: dict[str, Any]) -> None:
     home = tmp_path / "home"
-    async with opened(home, **watched) as lock, opened(home, **watched) as other:
-        await lock.call("eff.honest", way="write")
+    async with opened(home, **watched) as app, opened(home, **watched) as other:
+        await app.call("eff.honest", way="write")
         await other.gateway.quarantine.look()
         assert code(await other.call("eff.honest", way="not")) == "E3210"
-    async with opened(home, **watched) as lock:
-        assert code(await lock.call("eff.honest", way="not")) == "E3210", "a restart lifts nothing"
+    async with opened(home, **watched) as app:
+        assert code(await app.call("eff.honest", way="not")) == "E3210", "a restart lifts nothing"
         agent = Caller(id="local:x", agent="did:key:z", kind="agent", scopes=frozenset({"tools:admin"}))
-        for by, reason in ((agent, "because"), (Caller(id="local:y"), "because"), (lock.caller, " ")):
+        for by, reason in ((agent, "because"), (Caller(id="local:y"), "because"), (app.caller, " ")):
             with pytest.raises(Failure):
-                await lock.lift_quarantine("eff.honest@1.0.0", reason=reason, by=by)
-        assert code(await lock.call("eff.honest", way="not")) == "E3210"
-        await lock.lift_quarantine("eff.honest@1.0.0", reason="it was a test")
-        assert (await lock.call("eff.honest", way="not")).ok
-        events = [record["event"] for record in records(lock, kind="registry") if "quarantine" in str(record["event"])]
+                await app.lift_quarantine("eff.honest@1.0.0", reason=reason, by=by)
+        assert code(await app.call("eff.honest", way="not")) == "E3210"
+        await app.lift_quarantine("eff.honest@1.0.0", reason="it was a test")
+        assert (await app.call("eff.honest", way="not")).ok
+        events = [record["event"] for record in records(app, kind="registry") if "quarantine" in str(record["event"])]
         assert events == ["tool.quarantined", "tool.quarantine_lifted"]
 
 
 @pytest.mark.proves("EFFECT-03")
 async def test_a_write_outside_the_manifest_is_handled_alike(tmp_path: Path, watched: dict[str, Any]) -> None:
-    async with opened(tmp_path / "home", **watched) as lock:
-        assert (await lock.call("eff.put", name="a", key="1")).ok
-        strayed = await lock.call("eff.put", name="a", truly="b", key="2")
+    async with opened(tmp_path / "home", **watched) as app:
+        assert (await app.call("eff.put", name="a", key="1")).ok
+        strayed = await app.call("eff.put", name="a", truly="b", key="2")
         assert strayed.error is not None
         assert strayed.error.details is not None
         assert strayed.error.code == "E3417"
         assert strayed.error.details["violation"] == "UNDECLARED_EFFECT"
         assert strayed.error.details["changes"] == ["UPDATE thing:b"]
         assert "thing:b" in strayed.error.message
-        assert lock.gateway.observer.metrics["UNDECLARED_EFFECT"] == 1
-        assert code(await lock.call("eff.put", name="a", key="3")) == "E3210"
+        assert app.gateway.observer.metrics["UNDECLARED_EFFECT"] == 1
+        assert code(await app.call("eff.put", name="a", key="3")) == "E3210"
 
 
 @pytest.mark.proves("EFFECT-03")
 async def test_a_watched_write_outside_the_manifest_is_put_back(tmp_path: Path, watched: dict[str, Any]) -> None:
-    async with opened(tmp_path / "home", **watched) as lock:
-        strayed = await lock.call("eff.scribble", text="third", stray="row", key="1")
+    async with opened(tmp_path / "home", **watched) as app:
+        strayed = await app.call("eff.scribble", text="third", stray="row", key="1")
         assert strayed.error is not None
         assert strayed.error.details is not None
         assert (strayed.error.code, strayed.error.details["violation"]) == ("E3417", "UNDECLARED_EFFECT")
@@ -357,13 +357,12 @@ async def test_a_watched_write_outside_the_manifest_is_put_back(tmp_path: Path, 
         with sqlite3.connect(world.database) as connection:
             assert connection.execute("SELECT n FROM t").fetchall() == [(1,)]
         connection.close()
-        assert code(await lock.call("eff.scribble", text="x", key="2")) == "E3210"
+        assert code(await app.call("eff.scribble", text="x", key="2")) == "E3210"
 
 
-def _mutations(lock: Interlock, call: str) -> list[tuple[str, str]]:
+def _mutations(app: Interlock, call: str) -> list[tuple[str, str]]:
     return [
-        (one["affectedResource"].rpartition("/")[2], one["mutationType"])
-        for one in records(lock, call, kind="mutation")
+        (one["affectedResource"].rpartition("/")[2], one["mutationType"]) for one in records(app, call, kind="mutation")
     ]
 
 
@@ -371,52 +370,52 @@ def _mutations(lock: Interlock, call: str) -> list[tuple[str, str]]:
 async def test_a_watched_change_that_is_declared_and_not_reported_is_on_record(
     tmp_path: Path, watched: dict[str, Any]
 ) -> None:
-    async with opened(tmp_path / "home", **watched) as lock:
-        wrote = await lock.call("eff.scribble", text="other", key="1")
+    async with opened(tmp_path / "home", **watched) as app:
+        wrote = await app.call("eff.scribble", text="other", key="1")
         assert wrote.unwrap() == "other"
-        assert _mutations(lock, wrote.invocation_id) == [("a.txt", "UPDATE")]
-        (change,) = records(lock, wrote.invocation_id, kind="mutation")
+        assert _mutations(app, wrote.invocation_id) == [("a.txt", "UPDATE")]
+        (change,) = records(app, wrote.invocation_id, kind="mutation")
         assert change["previousValue"]["size"] == 9
         assert change["newValue"]["size"] == 5
-        assert (change["idempotencyKey"], change["callerId"]) == ("1", lock.caller.id)
-        (closed,) = records(lock, wrote.invocation_id)
+        assert (change["idempotencyKey"], change["callerId"]) == ("1", app.caller.id)
+        (closed,) = records(app, wrote.invocation_id)
         assert [one["operation"] for one in closed["sideEffects"]] == ["UPDATE"]
         assert "WRITE_TOOL_NO_MUTATION" not in wrote.metadata.get("warnings", [])
-        assert lock.gateway.observer.metrics["WRITE_TOOL_NO_MUTATION"] == 0
-        undone = await lock.undo(wrote.invocation_id, key="2")
-        assert _mutations(lock, undone.invocation_id) == [("a.txt", "UPDATE")]
-        same = await lock.call("eff.scribble", text="other", stray="nothing", key="3")
+        assert app.gateway.observer.metrics["WRITE_TOOL_NO_MUTATION"] == 0
+        undone = await app.undo(wrote.invocation_id, key="2")
+        assert _mutations(app, undone.invocation_id) == [("a.txt", "UPDATE")]
+        same = await app.call("eff.scribble", text="other", stray="nothing", key="3")
         assert same.metadata["warnings"] == ["WRITE_TOOL_NO_MUTATION"]
 
 
 @pytest.mark.proves("EFFECT-05")
 async def test_a_watched_change_of_a_call_that_fails_is_on_record(tmp_path: Path, watched: dict[str, Any]) -> None:
-    async with opened(tmp_path / "home", **watched) as lock:
-        failed = await lock.call("eff.scribble", text="other", stray="fail", key="1")
+    async with opened(tmp_path / "home", **watched) as app:
+        failed = await app.call("eff.scribble", text="other", stray="fail", key="1")
         assert code(failed) == "E3401"
-        assert _mutations(lock, failed.invocation_id) == [("a.txt", "UPDATE")]
+        assert _mutations(app, failed.invocation_id) == [("a.txt", "UPDATE")]
         # What was put back is on record too: once as the change and once as the change back.
-        strayed = await lock.call("eff.scribble", text="third", stray="row", key="2")
+        strayed = await app.call("eff.scribble", text="third", stray="row", key="2")
         assert code(strayed) == "E3417"
-        changes = _mutations(lock, strayed.invocation_id)
+        changes = _mutations(app, strayed.invocation_id)
         assert changes == [("a.txt", "UPDATE"), ("t", "CREATE"), ("a.txt", "UPDATE"), ("t", "DELETE")]
-        there, _, back, _ = records(lock, strayed.invocation_id, kind="mutation")
+        there, _, back, _ = records(app, strayed.invocation_id, kind="mutation")
         assert (there["previousValue"], there["newValue"]) == (back["newValue"], back["previousValue"])
 
 
 async def test_honest_calls_are_never_blamed_however_many(tmp_path: Path, watched: dict[str, Any]) -> None:
-    async with opened(tmp_path / "home", **watched) as lock:
+    async with opened(tmp_path / "home", **watched) as app:
         for round_ in range(100 if THOROUGH else 2):  # of a hundred calls at once
-            calls = [lock.call("eff.honest", way="not") for _ in range(50)]
-            calls += [lock.call("eff.put", name=f"n{n}", key=f"{round_}-{n}") for n in range(50)]
+            calls = [app.call("eff.honest", way="not") for _ in range(50)]
+            calls += [app.call("eff.put", name=f"n{n}", key=f"{round_}-{n}") for n in range(50)]
             assert all(result.ok for result in await asyncio.gather(*calls))
-        assert await lock.gateway.quarantine.all() == []
+        assert await app.gateway.quarantine.all() == []
 
 
 @pytest.mark.proves("EFFECT-09")
 async def test_what_does_not_verify_is_undone_and_says_so(tmp_path: Path, watched: dict[str, Any]) -> None:
-    async with opened(tmp_path / "home", **watched) as lock:
-        garbage = await lock.call("eff.put", name="a", result="garbage", key="1")
+    async with opened(tmp_path / "home", **watched) as app:
+        garbage = await app.call("eff.put", name="a", result="garbage", key="1")
         assert garbage.error is not None
         assert (garbage.error.code, garbage.error.row.error_code) == ("E3303", "INTERNAL_TOOL_ERROR")
         assert garbage.error.details is not None
@@ -425,36 +424,36 @@ async def test_what_does_not_verify_is_undone_and_says_so(tmp_path: Path, watche
         assert garbage.error.details["faults"] == [{"pointer": "", "message": 'is not of type "integer"; it is text'}]
         assert world.values == {"a": 0}
         alerts: list[str] = []
-        lock.gateway.telemetry.alerts.listeners.append(lambda alert: alerts.append(alert.name))
-        stuck = await lock.call("eff.put", name="stuck", result="garbage", key="2")
+        app.gateway.telemetry.alerts.listeners.append(lambda alert: alerts.append(alert.name))
+        stuck = await app.call("eff.put", name="stuck", result="garbage", key="2")
         assert stuck.error is not None
         assert stuck.error.details is not None
         assert stuck.error.details["rolled_back"] is False
-        assert lock.gateway.observer.metrics["ROLLBACK_FAILED"] == 1
+        assert app.gateway.observer.metrics["ROLLBACK_FAILED"] == 1
         assert "ROLLBACK_FAILED" in alerts
         # The undoing is a call of its own, on record.
-        assert [record["operation"] for record in records(lock)].count("compensate") == 2
+        assert [record["operation"] for record in records(app)].count("compensate") == 2
 
 
 @pytest.mark.proves("EFFECT-09")
 async def test_a_success_without_its_change_is_undone_and_the_span_says_what_was_found(
     tmp_path: Path, watched: dict[str, Any]
 ) -> None:
-    async with opened(tmp_path / "home", **watched, trace_ratio=1.0) as lock:
-        assert (await lock.call("eff.claim", name="a", value=4, key="1")).unwrap() == 4
+    async with opened(tmp_path / "home", **watched, trace_ratio=1.0) as app:
+        assert (await app.call("eff.claim", name="a", value=4, key="1")).unwrap() == 4
 
         found: list[tuple[str, Any]] = []
 
         async def verdict(tool: str, key: str, **arguments: Any) -> str:
-            result = await lock.call(tool, arguments, name="a", key=key)
+            result = await app.call(tool, arguments, name="a", key=key)
             assert result.error is not None
             assert result.error.row.error_code == "INTERNAL_TOOL_ERROR"
             assert result.error.details is not None
             assert result.error.details["rolled_back"] is True
             found.append((result.error.code, result.error.details["faults"]))
-            tracer = lock.gateway.telemetry.tracer
+            tracer = app.gateway.telemetry.tracer
             assert tracer is not None
-            spans = {span["name"]: span["status"] for span in tracer.of(result.trace_id, lock.caller)[::-1]}
+            spans = {span["name"]: span["status"] for span in tracer.of(result.trace_id, app.caller)[::-1]}
             assert spans["tool.invoke"] == spans["Verify"]
             return spans["Verify"]
 
@@ -472,20 +471,20 @@ async def test_a_success_without_its_change_is_undone_and_the_span_says_what_was
 @pytest.mark.proves("EFFECT-08")
 async def test_what_undoes_a_call_is_stored_before_anybody_hears_that_it_succeeded(tmp_path: Path) -> None:
     world.__init__()
-    async with opened(tmp_path / "home") as lock:
+    async with opened(tmp_path / "home") as app:
         stored: list[int] = []
 
         def hear(event: Event) -> None:
             if event.type == "tool.invocation.succeeded":
-                rows = lock.journal.reader.all(
+                rows = app.journal.reader.all(
                     "SELECT size FROM payload WHERE ref = ?", (f"undo:{event.invocation_id}",)
                 )
                 stored.extend(size for (size,) in rows)
 
-        lock.listen(hear)
-        done = await lock.call("eff.claim", name="a", value=4, key="1", session="s")
+        app.listen(hear)
+        done = await app.call("eff.claim", name="a", value=4, key="1", session="s")
         assert len(stored) == 1
-        (closed,) = records(lock, done.invocation_id)
+        (closed,) = records(app, done.invocation_id)
         assert closed["compensation"]["ref"] == f"undo:{done.invocation_id}"
         assert {"toolId", "inputHash", "resultHash", "timestamp", "idempotencyKey"} <= closed.keys()
 
@@ -494,38 +493,38 @@ async def test_what_undoes_a_call_is_stored_before_anybody_hears_that_it_succeed
 async def test_an_undo_is_keyed_authorized_recorded_and_acts_where_the_call_did(tmp_path: Path) -> None:
     world.__init__()
     home = tmp_path / "home"
-    async with opened(home) as lock:
-        done = await lock.call("eff.claim", name="a", value=4, key="1", session="s")
+    async with opened(home) as app:
+        done = await app.call("eff.claim", name="a", value=4, key="1", session="s")
 
         async def undo(by: Caller, key: str | None = "u") -> Any:
             request = Request(
                 tool="eff.claim", arguments={}, caller=by, key=key, operation="compensate", parent=done.invocation_id
             )
-            return await lock.gateway.invoke(request)
+            return await app.gateway.invoke(request)
 
         # Somebody else's session is nobody's to undo, whatever they may do otherwise; nor is one's own without a token
         # for it, or without a key.
-        stranger = replace(lock.caller, id="local:stranger")
-        elsewhere = replace(lock.caller, tenant="elsewhere")
+        stranger = replace(app.caller, id="local:stranger")
+        elsewhere = replace(app.caller, tenant="elsewhere")
         assert {code(await undo(one)) for one in (stranger, elsewhere)} == {"E3702"}
         link = Link(
-            jti="j", subject="local:x", scopes=lock.caller.scopes, tools=(ToolGrant("eff.put"),), not_before=0,
+            jti="j", subject="local:x", scopes=app.caller.scopes, tools=(ToolGrant("eff.put"),), not_before=0,
             expires=2**40, constraints={},
         )  # fmt: skip
-        narrow = replace(lock.caller, capability=Capability(digest="d", issuer="i", links=(link,)))
+        narrow = replace(app.caller, capability=Capability(digest="d", issuer="i", links=(link,)))
         assert code(await undo(narrow)) == "E3204"
-        assert code(await undo(lock.caller, None)) == "E3307"
+        assert code(await undo(app.caller, None)) == "E3307"
         assert world.values == {"a": 4}
-        undone = await undo(lock.caller)
+        undone = await undo(app.caller)
         assert undone.ok
-        assert (await undo(lock.caller)).replayed
+        assert (await undo(app.caller)).replayed
         assert world.values == {"a": 0}
-        record = records(lock, undone.invocation_id)[-1]
+        record = records(app, undone.invocation_id)[-1]
         assert record["phases"] == ["request", "validate", "authorize", "execute", "verify", "return"]
         assert (record["operation"], record["session"]) == ("compensate", "s")
-        (change,) = records(lock, undone.invocation_id, kind="mutation")
+        (change,) = records(app, undone.invocation_id, kind="mutation")
         assert (change["affectedResource"], change["newValue"]) == ("session:last", "undone")
-        assert records(lock, undone.invocation_id, kind="intent")
+        assert records(app, undone.invocation_id, kind="intent")
 
 
 @pytest.mark.proves("EFFECT-08")
@@ -557,8 +556,8 @@ async def test_a_call_and_its_undo_leave_things_as_they_were(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INTERLOCK_DEMO_LEDGER", str(place / "ledger.jsonl"))
-        async with opened(place / "home") as lock:
-            await admit(lock, demo_tools.post, sample.increment)
+        async with opened(place / "home") as app:
+            await admit(app, demo_tools.post, sample.increment)
             states, done = [state()], list[str]()
             for number, (name, where, amount) in enumerate(calls):
                 given: dict[str, Any] = {
@@ -567,12 +566,12 @@ async def test_a_call_and_its_undo_leave_things_as_they_were(
                     "eff.put": {"name": where},
                     "eff.claim": {"name": where, "value": 2 * amount},
                 }[name]
-                result = await lock.call(name, given, key=f"k{number}")
+                result = await app.call(name, given, key=f"k{number}")
                 assert result.ok, result.error
                 done.append(result.invocation_id)
                 states.append(state())
             for number, call in enumerate(reversed(done)):
-                assert (await lock.undo(call, key=f"u{number}")).ok
+                assert (await app.undo(call, key=f"u{number}")).ok
                 assert state() == states[-2 - number]
 
 
@@ -617,27 +616,27 @@ async def test_what_a_shipped_tool_changes_was_predicted_from_its_input_alone(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INTERLOCK_DEMO_LEDGER", str(place / "ledger.jsonl"))
         (place / "ledger.jsonl").touch()
-        async with opened(place / "home") as lock:
-            await admit(lock, *writing)
+        async with opened(place / "home") as app:
+            await admit(app, *writing)
             watcher = FileWatcher([place / "ledger.jsonl"])
             for one in writing:
                 arguments = given[one.manifest.tool_id]
                 predicted = predict(one.manifest.effects, arguments)
-                looked = (await lock.call(one.manifest.address, arguments, dry_run=True)).unwrap()
+                looked = (await app.call(one.manifest.address, arguments, dry_run=True)).unwrap()
                 assert [(change["resource"], change["operation"]) for change in looked["predicted_effects"]] == [
                     (change.resource, change.operation) for change in predicted
                 ]
                 before = await watcher.before()
-                result = await lock.call(one.manifest.address, arguments, key=one.manifest.tool_id)
+                result = await app.call(one.manifest.address, arguments, key=one.manifest.tool_id)
                 if result.pending:
-                    await lock.approvals.approve(result.metadata["pending"]["ticketId"], by=REVIEWER)
-                    result = await lock.call(one.manifest.address, arguments, key=one.manifest.tool_id)
+                    await app.approvals.approve(result.metadata["pending"]["ticketId"], by=REVIEWER)
+                    result = await app.call(one.manifest.address, arguments, key=one.manifest.tool_id)
                 assert result.ok
-                (intent,) = records(lock, result.invocation_id, kind="intent")
+                (intent,) = records(app, result.invocation_id, kind="intent")
                 assert [(one["resource"], one["operation"]) for one in intent["predicted"]] == [
                     (change.resource, change.operation) for change in predicted
                 ]
-                made = records(lock, result.invocation_id, kind="mutation")
+                made = records(app, result.invocation_id, kind="mutation")
                 assert made, "it changed nothing, so nothing is shown here"
                 for change in made:
                     found = Change(resource=change["affectedResource"], operation=change["mutationType"])
@@ -652,27 +651,27 @@ async def test_what_a_shipped_tool_changes_was_predicted_from_its_input_alone(
 
 @pytest.mark.proves("EFFECT-01")
 async def test_what_cannot_be_undone_is_always_asked_for_and_recorded_with_who_agreed(tmp_path: Path) -> None:
-    async with opened(tmp_path / "home") as lock:
-        await admit(lock, sample.send, sample.increment, sample.add)
+    async with opened(tmp_path / "home") as app:
+        await admit(app, sample.send, sample.increment, sample.add)
         # Reads and what can be undone pass, unless the operator wants the latter asked for too.
-        assert (await lock.call("demo.add", a=1)).ok
-        assert (await lock.call("demo.increment", name="a", key="1")).ok
-        assert not await lock.approvals.list(every=True)
-        looked = await lock.call("demo.send", to="x", dry_run=True)
+        assert (await app.call("demo.add", a=1)).ok
+        assert (await app.call("demo.increment", name="a", key="1")).ok
+        assert not await app.approvals.list(every=True)
+        looked = await app.call("demo.send", to="x", dry_run=True)
         assert looked.unwrap()["impact"] == "x would get a mail"
-        pending = await lock.call("demo.send", to="x", key="2")
+        pending = await app.call("demo.send", to="x", key="2")
         assert pending.pending
-        await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
-        sent = await lock.call("demo.send", to="x", key="2")
+        await app.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
+        sent = await app.call("demo.send", to="x", key="2")
         assert sent.ok
-        (closed,) = [one for one in records(lock, sent.invocation_id) if one["states"][-1] == "succeeded"]
+        (closed,) = [one for one in records(app, sent.invocation_id) if one["states"][-1] == "succeeded"]
         assert closed["approvalTicketId"] == pending.metadata["pending"]["ticketId"]
-        ticket = await lock.approvals.show(closed["approvalTicketId"])
+        ticket = await app.approvals.show(closed["approvalTicketId"])
         assert (ticket.state, ticket.resolved_by) == ("USED", REVIEWER.id)
-    async with opened(tmp_path / "strict", ask_all_writes=True) as lock:
-        await admit(lock, sample.increment, sample.add)
-        assert (await lock.call("demo.add", a=1)).ok
-        assert (await lock.call("demo.increment", name="a", key="1")).pending
+    async with opened(tmp_path / "strict", ask_all_writes=True) as app:
+        await admit(app, sample.increment, sample.add)
+        assert (await app.call("demo.add", a=1)).ok
+        assert (await app.call("demo.increment", name="a", key="1")).pending
 
 
 @pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
@@ -682,8 +681,8 @@ async def test_calls_that_change_the_same_never_meet_and_all_finish(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]
 ) -> None:
     world.__init__()
-    async with opened(tmp_path_factory.mktemp("home")) as lock:
-        calls = [lock.call("eff.both", one=one, two=two, key=str(n)) for n, (one, two) in enumerate(pairs)]
+    async with opened(tmp_path_factory.mktemp("home")) as app:
+        calls = [app.call("eff.both", one=one, two=two, key=str(n)) for n, (one, two) in enumerate(pairs)]
         results = await asyncio.gather(*calls)
         assert all(result.ok for result in results)
 
@@ -691,6 +690,6 @@ async def test_calls_that_change_the_same_never_meet_and_all_finish(
 @pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
 async def test_calls_that_change_different_things_run_side_by_side(tmp_path: Path) -> None:
     world.__init__()
-    async with opened(tmp_path / "home") as lock:
-        await asyncio.gather(*(lock.call("eff.both", one=f"r{n}", two=f"s{n}", key=str(n)) for n in range(8)))
+    async with opened(tmp_path / "home") as app:
+        await asyncio.gather(*(app.call("eff.both", one=f"r{n}", two=f"s{n}", key=str(n)) for n in range(8)))
     assert world.most > 1

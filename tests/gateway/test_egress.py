@@ -39,34 +39,34 @@ async def test_only_what_operator_and_manifest_both_list_is_reached(
     monkeypatch.setattr(egress, "EgressPolicy", partial(EgressPolicy, allow_private=True))
     listed = {"allowed_domains": ["localhost"], "allowed_ports": [upstream]}
     own = {"did:key:narrow": {"allowed_domains": ["elsewhere.test"], "allowed_ports": [upstream]}}
-    async with Interlock.open(tmp_path / "home", housekeeping=False, egress=listed, egress_of=own) as lock:
+    async with Interlock.open(tmp_path / "home", housekeeping=False, egress=listed, egress_of=own) as app:
         network = NetworkPolicy(allowed_domains=("localhost", "elsewhere.test"), allowed_ports=(upstream,))  # pyright: ignore[reportCallIssue] - defaults
         declare = tool(
             version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=Sandboxing(tier=2), network=network,
             timeout_s=60,
         )  # fmt: skip
         fetch = declare(cell.fetch.function)
-        await lock.journal.commit(publish(fetch))
-        lock.catalog.attach(fetch)
-        assert (await lock.call("cell.fetch", url=f"http://localhost:{upstream}/")).unwrap() == "200 hello"
+        await app.journal.commit(publish(fetch))
+        app.catalog.attach(fetch)
+        assert (await app.call("cell.fetch", url=f"http://localhost:{upstream}/")).unwrap() == "200 hello"
         for url in (f"http://elsewhere.test:{upstream}/", "http://localhost:1/", f"http://127.0.0.1:{upstream}/"):
-            assert code(await lock.call("cell.fetch", url=url)) == "E3406"
-        assert len(records(lock, kind="violation")) == 3
+            assert code(await app.call("cell.fetch", url=url)) == "E3406"
+        assert len(records(app, kind="violation")) == 3
         # An agent with an allowance of its own has that one, whoever it acts for.
-        narrow = replace(lock.caller, agent="did:key:narrow")
-        refused = await lock.call("cell.fetch", url=f"http://localhost:{upstream}/", caller=narrow)
+        narrow = replace(app.caller, agent="did:key:narrow")
+        refused = await app.call("cell.fetch", url=f"http://localhost:{upstream}/", caller=narrow)
         assert code(refused) == "E3406"
         assert "the agent's allowance" in str(refused.error)
-        assert len(records(lock, kind="violation")) == 4
+        assert len(records(app, kind="violation")) == 4
         # A token that names resources must name the host as well.
         url = f"http://localhost:{upstream}/"
         named: dict[str, str | None] = {"host:elsewhere.test:*": "E3406", f"host:localhost:{upstream}": None}
         for host, expected in named.items():
-            holder = replace(lock.caller, capability=bound_to("http://localhost:*", host))
-            assert code(await lock.call("cell.fetch", url=url, caller=holder)) == expected
+            holder = replace(app.caller, capability=bound_to("http://localhost:*", host))
+            assert code(await app.call("cell.fetch", url=url, caller=holder)) == expected
         # It says that it only reads.
-        posted = await lock.call("cell.fetch", url=f"http://localhost:{upstream}/post")
+        posted = await app.call("cell.fetch", url=f"http://localhost:{upstream}/post")
         assert posted.error is not None
         assert posted.error.details is not None
         assert posted.error.details["violation"] == "MUTATION_CLASS_VIOLATION"
-        assert code(await lock.call("cell.fetch", url=f"http://localhost:{upstream}/")) == "E3210"
+        assert code(await app.call("cell.fetch", url=f"http://localhost:{upstream}/")) == "E3210"

@@ -79,18 +79,18 @@ async def calm(name: sample.Name) -> str:
     return name
 
 
-async def _ends(lock: Interlock, name: str, arguments: dict[str, Any]) -> str:
-    result = await lock.call(name, **arguments, key="once")
-    again = await lock.call(name, **arguments, key="once")
+async def _ends(app: Interlock, name: str, arguments: dict[str, Any]) -> str:
+    result = await app.call(name, **arguments, key="once")
+    again = await app.call(name, **arguments, key="once")
     assert result.state in ("succeeded", "failed")
     assert again.ok == result.ok
     # The key is not held any more, and the call has one intent and one end.
-    assert lock.journal.reader.all("SELECT count(*) FROM reservation WHERE state = 'executing'", ())[0][0] == 0
+    assert app.journal.reader.all("SELECT count(*) FROM reservation WHERE state = 'executing'", ())[0][0] == 0
     kinds = [
-        kind for (kind,) in lock.journal.reader.all("SELECT kind FROM journal WHERE call = ?", (result.invocation_id,))
+        kind for (kind,) in app.journal.reader.all("SELECT kind FROM journal WHERE call = ?", (result.invocation_id,))
     ]
     assert kinds.count("intent") == kinds.count("closed") == 1
-    (body,) = lock.journal.reader.all(
+    (body,) = app.journal.reader.all(
         "SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (result.invocation_id,)
     )[0]
     closed = orjson.loads(body)
@@ -99,7 +99,7 @@ async def _ends(lock: Interlock, name: str, arguments: dict[str, Any]) -> str:
     assert said == ("invoke", name, "1.0.0", "write_reversible", "ALLOW")
     # By which rule of which policy it was judged is on record however it ends.
     intent = orjson.loads(
-        lock.journal.reader.all("SELECT body FROM journal WHERE call = ? AND kind = 'intent'", (result.invocation_id,))[
+        app.journal.reader.all("SELECT body FROM journal WHERE call = ? AND kind = 'intent'", (result.invocation_id,))[
             0
         ][0]
     )
@@ -110,20 +110,20 @@ async def _ends(lock: Interlock, name: str, arguments: dict[str, Any]) -> str:
     reason = "rule reads-and-undoable-writes"
     assert closed["decision"] == {"behavior": "allow", "mode": "enforce", "source": "policy", "reason": reason}
     assert (closed["status"], closed["errorCode"] is None) == ("SUCCESS" if result.ok else "ERROR", result.ok)
-    assert (closed["traceId"], closed["callerId"]) == (result.trace_id, lock.caller.id)
+    assert (closed["traceId"], closed["callerId"]) == (result.trace_id, app.caller.id)
     assert closed["inputHash"] == digest(arguments)
     assert closed["latencyMs"] >= 0
-    assert lock.journal.reader.all("SELECT count(*) FROM hold", ())[0][0] == 0
+    assert app.journal.reader.all("SELECT count(*) FROM hold", ())[0][0] == 0
     # The service goes on.
-    assert (await lock.call("demo.calm", name="still here")).unwrap() == "still here"
+    assert (await app.call("demo.calm", name="still here")).unwrap() == "still here"
     return result.invocation_id
 
 
 @pytest.mark.supports("AUDIT-01")
 @pytest.mark.parametrize("name", REPORTS)
-async def test_a_call_ends_whatever_its_tool_reports(lock: Interlock, name: str) -> None:
-    await admit(lock, report, calm)
-    await _ends(lock, "demo.report", {"name": name})
+async def test_a_call_ends_whatever_its_tool_reports(app: Interlock, name: str) -> None:
+    await admit(app, report, calm)
+    await _ends(app, "demo.report", {"name": name})
 
 
 # The errors in the log, once each: what the tool failed with, or that its failure could not be written down.
@@ -140,10 +140,10 @@ LOGGED = {
 @pytest.mark.supports("AUDIT-01")
 @pytest.mark.parametrize("name", FAILURES)
 async def test_a_call_ends_whatever_its_tool_fails_with(
-    lock: Interlock, name: str, caplog: pytest.LogCaptureFixture
+    app: Interlock, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await admit(lock, fall, calm)
-    call = await _ends(lock, "demo.fall", {"name": name})
+    await admit(app, fall, calm)
+    call = await _ends(app, "demo.fall", {"name": name})
     lines = caplog.text.encode().decode().splitlines()  # which raises where a line could not be written
     told = [line.partition(" ")[2] for line in map(str.strip, lines) if line.startswith("ERROR    interlock.gateway:")]
     assert [line.partition(".py:")[2].partition(" ")[2] for line in told] == [one.format(call) for one in LOGGED[name]]
@@ -169,17 +169,17 @@ FORGED = {
 @pytest.mark.supports("EXEC-03")
 async def test_a_forged_frame_ends_its_call_and_changes_no_budget(home: Path) -> None:
     budget = {"per": "caller", "limit": 10.0}
-    async with Interlock.open(home, budgets=[budget], housekeeping=False) as lock:
-        await admit(lock, cell.forge, calm)
+    async with Interlock.open(home, budgets=[budget], housekeeping=False) as app:
+        await admit(app, cell.forge, calm)
         for number, (name, frame) in enumerate(FORGED.items()):
-            result = await lock.call("cell.forge", frame=frame, key=f"key-{number}")
+            result = await app.call("cell.forge", frame=frame, key=f"key-{number}")
             assert code(result) == ("E3411" if name == "an error that steers" else "E3404"), name
-            assert not (await lock.call("cell.forge", frame=frame, key=f"key-{number}")).ok, name
+            assert not (await app.call("cell.forge", frame=frame, key=f"key-{number}")).ok, name
             assert not {"\x1b", "\u202e"} & set(str(result.document())), name
             assert "77" not in str(result.error)
-            assert lock.journal.reader.all("SELECT count(*) FROM reservation WHERE state = 'executing'", ())[0][0] == 0
-            assert lock.journal.reader.all("SELECT count(*) FROM hold", ())[0][0] == 0
-            ((spent, held),) = lock.journal.reader.all("SELECT spent, held FROM spend", ())
+            assert app.journal.reader.all("SELECT count(*) FROM reservation WHERE state = 'executing'", ())[0][0] == 0
+            assert app.journal.reader.all("SELECT count(*) FROM hold", ())[0][0] == 0
+            ((spent, held),) = app.journal.reader.all("SELECT spent, held FROM spend", ())
             assert 0 <= spent <= 10_000_000, name
             assert held == 0
-        assert (await lock.call("demo.calm", name="still here")).unwrap() == "still here"
+        assert (await app.call("demo.calm", name="still here")).unwrap() == "still here"

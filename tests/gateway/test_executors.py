@@ -84,20 +84,20 @@ def _file(directory: Path, **changed: Any) -> str:
 
 
 async def test_a_module_and_a_row_are_a_new_executor(home: Path, tmp_path: Path, parrots: list[Parrots]) -> None:
-    async with Interlock.open(home) as lock:
-        (added,) = await lock.add_from(_file(tmp_path))
+    async with Interlock.open(home) as app:
+        (added,) = await app.add_from(_file(tmp_path))
         assert added.admitted, added.verdict
-        result = await lock.call("parrots.whisper", text="hello")
+        result = await app.call("parrots.whisper", text="hello")
         assert result.unwrap() == "polly: HELLO"
-        (record,) = records(lock, result.invocation_id)
+        (record,) = records(app, result.invocation_id)
         assert record["phases"] == SIX
-        refused = await lock.call("parrots.whisper", words="hello")
+        refused = await app.call("parrots.whisper", words="hello")
         assert refused.error is not None
         assert refused.error.code == "E3301"
-        assert lock.gateway.runner.health() == {"parrots": "healthy"}
+        assert app.gateway.runner.health() == {"parrots": "healthy"}
     # A second process finds the tool by its row.
-    async with Interlock.open(home) as lock:
-        assert (await lock.call("parrots.whisper", text="again")).unwrap() == "polly: AGAIN"
+    async with Interlock.open(home) as app:
+        assert (await app.call("parrots.whisper", text="again")).unwrap() == "polly: AGAIN"
     assert parrots
     assert all(one.closed for one in parrots)
 
@@ -116,9 +116,9 @@ async def test_a_module_and_a_row_are_a_new_executor(home: Path, tmp_path: Path,
 async def test_a_manifest_of_a_new_kind_says_nothing_that_its_row_does_not_allow(
     home: Path, tmp_path: Path, changed: dict[str, Any], words: str
 ) -> None:
-    async with Interlock.open(home) as lock:
+    async with Interlock.open(home) as app:
         with pytest.raises(Failure, match=words) as refused:
-            await lock.add_from(_file(tmp_path, **changed))
+            await app.add_from(_file(tmp_path, **changed))
     assert refused.value.code == "E3105"
 
 

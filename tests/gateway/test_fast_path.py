@@ -242,9 +242,9 @@ class Taken:
     kinds: list[str] = field(default_factory=list[str])
 
 
-def watch(lock: Interlock) -> Taken:
+def watch(app: Interlock) -> Taken:
     """Look at the line from outside, without getting in its way."""
-    seen, line = Taken(), lock.gateway.fast_path
+    seen, line = Taken(), app.gateway.fast_path
     real = line.take
 
     def take(request: Request, tool: Prepared | None = None) -> Any:
@@ -261,22 +261,22 @@ def watch(lock: Interlock) -> Taken:
     return seen
 
 
-async def warm(lock: Interlock, caller: Caller | None = None) -> None:
+async def warm(app: Interlock, caller: Caller | None = None) -> None:
     """The first call of a tool by a caller goes through the phases, and prepares the fast path for the others."""
     for name, arguments in LIGHT.items():
-        assert (await lock.call(f"line.{name}", arguments, caller=caller)).ok
+        assert (await app.call(f"line.{name}", arguments, caller=caller)).ok
 
 
-def bystander(lock: Interlock) -> None:
+def bystander(app: Interlock) -> None:
     """A hook that concerns no call, but must be looked up for each: no call takes the fast path."""
-    lock.hook(Hook(id="bystander", when="pre", tools="nobody.*", run=lambda seen: None))
+    app.hook(Hook(id="bystander", when="pre", tools="nobody.*", run=lambda seen: None))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def line_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("line")
-    async with Interlock.open(home) as lock:
-        await admit(lock, *TOOLS)
+    async with Interlock.open(home) as app:
+        await admit(app, *TOOLS)
     return home
 
 
@@ -284,14 +284,14 @@ async def line_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def opened(home: Path, **options: Any) -> AsyncGenerator[Interlock]:
     # The tools have half a second. On this clock that is most of a minute, so that a busy machine cuts none off.
     options.setdefault("clock", Clock(monotonic=lambda: time.monotonic() / 100))
-    async with Interlock.open(home, housekeeping=False, **options) as lock:
+    async with Interlock.open(home, housekeeping=False, **options) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
-        yield lock
+            app.catalog.attach(one)
+        yield app
 
 
 @pytest_asyncio.fixture
-async def lock(line_home: Path, tmp_path: Path) -> AsyncGenerator[Interlock]:
+async def app(line_home: Path, tmp_path: Path) -> AsyncGenerator[Interlock]:
     async with opened(Path(shutil.copytree(line_home, tmp_path / "home"))) as one:
         await warm(one)
         yield one
@@ -319,13 +319,13 @@ TRACES = (
 async def test_a_simple_read_takes_the_fast_path_and_its_record_is_that_of_the_phases(
     line_home: Path, tmp_path: Path, audit: str
 ) -> None:
-    async with opened(Path(shutil.copytree(line_home, tmp_path / "home")), audit=audit) as lock:
-        seen = watch(lock)
-        first, second = [await lock.call("line.divide", a=3, b=2) for _ in range(2)]
-        await lock.journal.drain()
+    async with opened(Path(shutil.copytree(line_home, tmp_path / "home")), audit=audit) as app:
+        seen = watch(app)
+        first, second = [await app.call("line.divide", a=3, b=2) for _ in range(2)]
+        await app.journal.drain()
         assert (seen.left, seen.whole, seen.started) == (1, 1, 0)
         assert (first.unwrap(), second.unwrap()) == (1.5, 1.5)
-        told = [records(lock, one.invocation_id)[0] for one in (first, second)]
+        told = [records(app, one.invocation_id)[0] for one in (first, second)]
         own = ("call", "timestamp", "traceId", "latencyMs")
         assert [{name: fact for name, fact in one.items() if name not in own} for one in told][1:] == [
             {name: fact for name, fact in told[0].items() if name not in own}
@@ -334,13 +334,13 @@ async def test_a_simple_read_takes_the_fast_path_and_its_record_is_that_of_the_p
 
 
 @pytest.mark.parametrize("trace", TRACES)
-async def test_a_read_in_the_trace_of_its_caller_takes_the_fast_path(lock: Interlock, trace: str | None) -> None:
-    seen = watch(lock)
-    read = await lock.call("line.divide", {"a": 3, "b": 2}, trace_id=trace)
-    placed = await lock.call("line.glance", {"use": "its place in the trace"}, trace_id=trace)
+async def test_a_read_in_the_trace_of_its_caller_takes_the_fast_path(app: Interlock, trace: str | None) -> None:
+    seen = watch(app)
+    read = await app.call("line.divide", {"a": 3, "b": 2}, trace_id=trace)
+    placed = await app.call("line.glance", {"use": "its place in the trace"}, trace_id=trace)
     assert (seen.left, seen.whole, seen.started) == (0, 1, 1)
-    bystander(lock)
-    aside = await lock.call("line.glance", {"use": "its place in the trace"}, trace_id=trace)
+    bystander(app)
+    aside = await app.call("line.glance", {"use": "its place in the trace"}, trace_id=trace)
     assert seen.left == 1
     own = {one.trace_id for one in (read, placed, aside)}
     assert own == ({PARENT[3:35]} if trace and PARENT[3:35] in trace else {"mine"}) or len(own) == 3
@@ -361,20 +361,20 @@ async def test_a_read_in_the_trace_of_its_caller_takes_the_fast_path(lock: Inter
     ids=lambda options: next(iter(options)),
 )  # fmt: skip
 async def test_a_call_with_anything_particular_about_it_goes_through_the_phases(
-    lock: Interlock, options: dict[str, Any]
+    app: Interlock, options: dict[str, Any]
 ) -> None:
-    seen = watch(lock)
-    result = await lock.call("line.divide", {"a": 3, "b": 2}, **options)
+    seen = watch(app)
+    result = await app.call("line.divide", {"a": 3, "b": 2}, **options)
     assert result.ok
     assert (seen.left, seen.whole) == (1, 0)
 
 
 @pytest.mark.parametrize("arguments", [{"a": 3}, {"a": "3", "b": 2}, {"a": 3, "b": 2, "c": 1}, {"a": float("nan")}])
 async def test_an_input_that_needs_more_than_a_nod_goes_through_the_phases(
-    lock: Interlock, arguments: dict[str, Any]
+    app: Interlock, arguments: dict[str, Any]
 ) -> None:
-    seen = watch(lock)
-    await lock.call("line.divide", arguments)
+    seen = watch(app)
+    await app.call("line.divide", arguments)
     assert (seen.left, seen.whole) == (1, 0)
 
 
@@ -386,10 +386,10 @@ async def test_budgets_limits_prices_and_traces_keep_every_call_off_the_line(lin
             {"trace_ratio": 1.0},
         )
     ):
-        async with opened(Path(shutil.copytree(line_home, tmp_path / str(number))), **settings) as lock:
-            seen = watch(lock)
+        async with opened(Path(shutil.copytree(line_home, tmp_path / str(number))), **settings) as app:
+            seen = watch(app)
             for _ in range(3):
-                assert (await lock.call("line.divide", a=3, b=2)).ok
+                assert (await app.call("line.divide", a=3, b=2)).ok
             assert (seen.left, seen.whole, seen.started) == (3, 0, 0)
 
 
@@ -433,25 +433,23 @@ Made = list[tuple[str, dict[str, Any], Caller | None, str | None]]
 async def _history(home: Path, made: Made, *, aside: bool) -> Any:
     """Everything that some calls leave behind: their results, the journal, the metrics."""
     clock = FakeClock(seed="line")
-    async with opened(home, clock=clock.clock) as lock:
+    async with opened(home, clock=clock.clock) as app:
         for caller in CALLERS:
-            await warm(lock, caller)
+            await warm(app, caller)
         if aside:
-            bystander(lock)
-        seen = watch(lock)
+            bystander(app)
+        seen = watch(app)
         told: list[Any] = []
         for name, arguments, caller, trace in made:
             before = repr(arguments)
-            result = await lock.call(f"line.{name}", arguments, caller=caller, trace_id=trace)
+            result = await app.call(f"line.{name}", arguments, caller=caller, trace_id=trace)
             assert repr(arguments) == before
             told.append(repr(result.document()))
-        await lock.journal.drain()
+        await app.journal.drain()
         # What the process takes up differs from run to run.
-        metrics = [
-            one for one in (await lock.gateway.telemetry.metrics.render()).splitlines() if b'"memory"' not in one
-        ]
-        rows = lock.journal.reader.all("SELECT kind, call, body FROM journal ORDER BY seq", ())
-        alerts = sorted(lock.gateway.telemetry.metrics.signals.items())
+        metrics = [one for one in (await app.gateway.telemetry.metrics.render()).splitlines() if b'"memory"' not in one]
+        rows = app.journal.reader.all("SELECT kind, call, body FROM journal ORDER BY seq", ())
+        alerts = sorted(app.gateway.telemetry.metrics.signals.items())
         assert seen.whole + seen.started == 0 if aside else seen.left + seen.whole + seen.started == len(made)
     return told, metrics, rows, alerts
 
@@ -472,7 +470,7 @@ def test_no_result_record_metric_or_alert_tells_the_line_from_the_phases(line_ho
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("turns", [0, 1])
 async def test_a_function_is_called_once_however_it_ends(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch, way: str, turns: int
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, way: str, turns: int
 ) -> None:
     runs: list[str] = []
     real = getattr(Ways, way)
@@ -482,24 +480,24 @@ async def test_a_function_is_called_once_however_it_ends(
         return real()
 
     monkeypatch.setattr(Ways, way, staticmethod(count))
-    seen = watch(lock)
-    result = await lock.call("line.end", way=way, turns=turns)
+    seen = watch(app)
+    result = await app.call("line.end", way=way, turns=turns)
     assert runs == [way]
     assert seen.left == 0
     assert seen.whole == (way == "answer" and turns == 0)
-    (record,) = records(lock, result.invocation_id)
+    (record,) = records(app, result.invocation_id)
     assert record["states"][-1] == result.state
 
 
-async def test_an_argument_that_cannot_be_made_is_no_success(lock: Interlock) -> None:
-    seen = watch(lock)
-    assert code(await lock.call("line.choose", choice={"letter": "c"})) == "E3401"
+async def test_an_argument_that_cannot_be_made_is_no_success(app: Interlock) -> None:
+    seen = watch(app)
+    assert code(await app.call("line.choose", choice={"letter": "c"})) == "E3401"
     assert (seen.started, seen.whole) == (1, 0)
 
 
 @pytest.mark.parametrize("turns", [0, 1])
 async def test_a_function_may_return_a_task_in_place_of_a_coroutine(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch, turns: int
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
     real = pause.function
 
@@ -507,14 +505,14 @@ async def test_a_function_may_return_a_task_in_place_of_a_coroutine(
         return asyncio.ensure_future(real(turns))
 
     monkeypatch.setattr(pause, "function", schedule)
-    seen = watch(lock)
-    assert (await lock.call("line.pause", turns=turns)).unwrap() == turns
+    seen = watch(app)
+    assert (await app.call("line.pause", turns=turns)).unwrap() == turns
     assert seen.started == 1
 
 
 @pytest.mark.parametrize("inline_s", [0.0, 3600.0])
 async def test_a_function_that_fails_lets_go_of_what_it_held(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch, inline_s: float
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, inline_s: float
 ) -> None:
     """Whether its record was written on the loop or by the writer's thread."""
     monkeypatch.setattr("interlock.store.journal.INLINE_BELOW_S", inline_s)
@@ -528,7 +526,7 @@ async def test_a_function_that_fails_lets_go_of_what_it_held(
     monkeypatch.setattr(Ways, "answer", staticmethod(fail))
     gc.disable()  # which would let go of it too, in its own time
     try:
-        assert code(await lock.call("line.end", way="answer", turns=0)) == "E3401"
+        assert code(await app.call("line.end", way="answer", turns=0)) == "E3401"
         assert held[0]() is None
     finally:
         gc.enable()
@@ -537,182 +535,182 @@ async def test_a_function_that_fails_lets_go_of_what_it_held(
 # What it stands on
 
 
-async def test_whatever_forbids_a_tool_is_heeded_at_the_next_call(lock: Interlock) -> None:
-    seen = watch(lock)
-    assert (await lock.call("line.tell", words="a")).ok
+async def test_whatever_forbids_a_tool_is_heeded_at_the_next_call(app: Interlock) -> None:
+    seen = watch(app)
+    assert (await app.call("line.tell", words="a")).ok
     assert seen.whole == 1
-    policy = lock.policy.path
+    policy = app.policy.path
     rules = policy.read_text()
     policy.write_text(rules + '\nforbid (principal, action, resource == Tool::"line.tell");\n')
-    lock.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage] - as when its time has come
-    assert code(await lock.call("line.tell", words="a")) == "E3206"
+    app.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage] - as when its time has come
+    assert code(await app.call("line.tell", words="a")) == "E3206"
     assert seen.whole == 1
 
 
-async def test_content_in_quarantine_is_not_run(lock: Interlock) -> None:
-    prepared = await lock.catalog.prepared("line.tell", None)
-    await lock.journal.commit(quarantine.impose(prepared.digest, prepared.ref, "a-call", "it lied"))
-    await lock.gateway.quarantine.look()
+async def test_content_in_quarantine_is_not_run(app: Interlock) -> None:
+    prepared = await app.catalog.prepared("line.tell", None)
+    await app.journal.commit(quarantine.impose(prepared.digest, prepared.ref, "a-call", "it lied"))
+    await app.gateway.quarantine.look()
     # The registry has changed, so tools are prepared anew at its next look. It looks now, not when its time has come.
-    await lock.catalog.forget()
-    assert (await lock.call("line.divide", a=1, b=1)).ok
-    seen = watch(lock)
-    assert code(await lock.call("line.tell", words="a")) == "E3210"
-    assert (await lock.call("line.divide", a=1, b=1)).ok
+    await app.catalog.forget()
+    assert (await app.call("line.divide", a=1, b=1)).ok
+    seen = watch(app)
+    assert code(await app.call("line.tell", words="a")) == "E3210"
+    assert (await app.call("line.divide", a=1, b=1)).ok
     assert (seen.left, seen.whole) == (1, 1)
 
 
-async def test_a_token_that_is_revoked_goes_no_further(lock: Interlock) -> None:
-    lock.issuer_keys.init("EdDSA")
-    await lock.identities.register(Identity(did=AGENT), by="test")
-    token = await lock.tokens.issue(subject=AGENT, by=lock.caller, tools=[ToolGrant("line.tell")])
+async def test_a_token_that_is_revoked_goes_no_further(app: Interlock) -> None:
+    app.issuer_keys.init("EdDSA")
+    await app.identities.register(Identity(did=AGENT), by="test")
+    token = await app.tokens.issue(subject=AGENT, by=app.caller, tools=[ToolGrant("line.tell")])
     for _ in range(2):
-        assert (await lock.call("line.tell", words="a", token=token)).ok
-    seen = watch(lock)
-    assert (await lock.call("line.tell", words="a", token=token)).ok
+        assert (await app.call("line.tell", words="a", token=token)).ok
+    seen = watch(app)
+    assert (await app.call("line.tell", words="a", token=token)).ok
     assert seen.whole == 1
-    assert code(await lock.call("line.divide", a=1, b=1, token=token)) == "E3204"
-    await lock.tokens.revoke(token, reason="lost", by=lock.caller)
-    assert code(await lock.call("line.tell", words="a", token=token)) == "E3201"
+    assert code(await app.call("line.divide", a=1, b=1, token=token)) == "E3204"
+    await app.tokens.revoke(token, reason="lost", by=app.caller)
+    assert code(await app.call("line.tell", words="a", token=token)) == "E3201"
     assert seen.whole == 1
 
 
-async def test_the_line_is_taken_again_by_a_caller_whose_token_was_verified_anew(lock: Interlock) -> None:
+async def test_the_line_is_taken_again_by_a_caller_whose_token_was_verified_anew(app: Interlock) -> None:
     """Which happens every minute, and whenever anybody's token or identity changes."""
-    lock.issuer_keys.init("EdDSA")
+    app.issuer_keys.init("EdDSA")
     for did in (AGENT, did_of("other")):
-        await lock.identities.register(Identity(did=did), by="test")
+        await app.identities.register(Identity(did=did), by="test")
     token, others = [
-        await lock.tokens.issue(subject=did, by=lock.caller, tools=[ToolGrant("line.tell")])
+        await app.tokens.issue(subject=did, by=app.caller, tools=[ToolGrant("line.tell")])
         for did in (AGENT, did_of("other"))
     ]
     for _ in range(2):
-        assert (await lock.call("line.tell", words="a", token=token)).ok
-    before = lock.tokens.verifier.known(token)
-    await lock.tokens.revoke(others, reason="lost", by=lock.caller)
-    assert (await lock.call("line.tell", words="a", token=token)).ok
-    assert lock.tokens.verifier.known(token) is not before
-    seen = watch(lock)
-    assert (await lock.call("line.tell", words="a", token=token)).ok
+        assert (await app.call("line.tell", words="a", token=token)).ok
+    before = app.tokens.verifier.known(token)
+    await app.tokens.revoke(others, reason="lost", by=app.caller)
+    assert (await app.call("line.tell", words="a", token=token)).ok
+    assert app.tokens.verifier.known(token) is not before
+    seen = watch(app)
+    assert (await app.call("line.tell", words="a", token=token)).ok
     assert (seen.left, seen.whole) == (0, 1)
 
 
-async def test_a_hook_or_a_listener_hears_of_every_call_from_then_on(lock: Interlock) -> None:
-    seen = watch(lock)
+async def test_a_hook_or_a_listener_hears_of_every_call_from_then_on(app: Interlock) -> None:
+    seen = watch(app)
     heard: list[Event] = []
-    lock.listen(heard.append)
-    await lock.call("line.tell", words="a")
+    app.listen(heard.append)
+    await app.call("line.tell", words="a")
     assert {"tool.invocation.started", "tool.invocation.succeeded"} <= {event.type for event in heard}
     assert (seen.whole, seen.left) == (0, 1)
 
 
 @pytest.mark.parametrize("aside", [False, True], ids=["line", "phases"])
 async def test_whoever_comes_to_listen_while_a_read_runs_hears_of_its_end(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch, aside: bool
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, aside: bool
 ) -> None:
     if aside:
-        bystander(lock)
+        bystander(app)
     heard: list[Event] = []
 
     def answer() -> Any:
-        lock.listen(heard.append)
+        app.listen(heard.append)
         return 7
 
     monkeypatch.setattr(Ways, "answer", staticmethod(answer))
-    result = await lock.call("line.end", way="answer", turns=0)
+    result = await app.call("line.end", way="answer", turns=0)
     assert [event.type for event in heard] == ["tool.invocation.succeeded", "tool.result.created"]
     assert {event.invocation_id for event in heard} == {result.invocation_id}
 
 
 @pytest.mark.parametrize("aside", [False, True], ids=["line", "phases"])
 async def test_a_hook_that_comes_while_a_read_runs_can_still_block_its_result(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch, aside: bool
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, aside: bool
 ) -> None:
     if aside:
-        bystander(lock)
+        bystander(app)
 
     def block(seen: Any) -> Any:
         raise ValueError
 
     def answer() -> Any:
-        lock.hook(Hook(id="late", when="post", run=block))
+        app.hook(Hook(id="late", when="post", run=block))
         return 7
 
     monkeypatch.setattr(Ways, "answer", staticmethod(answer))
-    assert code(await lock.call("line.end", way="answer", turns=0)) == "E3211"
+    assert code(await app.call("line.end", way="answer", turns=0)) == "E3211"
 
 
-async def test_a_caller_in_a_loop_is_told_of_though_the_line_is_short(lock: Interlock) -> None:
-    seen = watch(lock)
-    for _ in range(lock.settings.loops.identical + 5):
-        assert (await lock.call("line.tell", words="again")).ok
+async def test_a_caller_in_a_loop_is_told_of_though_the_line_is_short(app: Interlock) -> None:
+    seen = watch(app)
+    for _ in range(app.settings.loops.identical + 5):
+        assert (await app.call("line.tell", words="again")).ok
     assert seen.left == 0
-    assert lock.gateway.telemetry.metrics.signals["RUNAWAY_LOOP"] == 1
+    assert app.gateway.telemetry.metrics.signals["RUNAWAY_LOOP"] == 1
 
 
 # The wait for the disk
 
 
 @contextmanager
-def held(lock: Interlock) -> Generator[None]:
+def held(app: Interlock) -> Generator[None]:
     """The journal in another's hands: nothing is written meanwhile."""
-    with busy(lock.home):
+    with busy(app.home):
         yield
 
 
 @pytest.mark.parametrize("aside", [False, True], ids=["line", "phases"])
-async def test_a_caller_who_leaves_while_the_record_is_written_leaves_one_record(lock: Interlock, aside: bool) -> None:
+async def test_a_caller_who_leaves_while_the_record_is_written_leaves_one_record(app: Interlock, aside: bool) -> None:
     if aside:
-        bystander(lock)
-    before = len(records(lock))
-    with held(lock):
-        caller = asyncio.create_task(lock.call("line.tell", words="a"))
+        bystander(app)
+    before = len(records(app))
+    with held(app):
+        caller = asyncio.create_task(app.call("line.tell", words="a"))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         caller.cancel()
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await caller
-    await lock.journal.drain()
-    (record,) = records(lock)[before:]
+    await app.journal.drain()
+    (record,) = records(app)[before:]
     assert record["states"][-1] == "succeeded"
 
 
 @pytest.mark.parametrize("aside", [False, True], ids=["line", "phases"])
-async def test_whoever_comes_to_listen_while_the_record_is_written_hears_of_it(lock: Interlock, aside: bool) -> None:
+async def test_whoever_comes_to_listen_while_the_record_is_written_hears_of_it(app: Interlock, aside: bool) -> None:
     if aside:
-        bystander(lock)
+        bystander(app)
     heard: list[Event] = []
-    with held(lock):
-        caller = asyncio.create_task(lock.call("line.tell", words="a"))
+    with held(app):
+        caller = asyncio.create_task(app.call("line.tell", words="a"))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        lock.listen(heard.append)
+        app.listen(heard.append)
     assert (await caller).ok
     assert [event.type for event in heard] == ["tool.invocation.succeeded", "tool.result.created"]
 
 
 @pytest.mark.parametrize("aside", [False, True], ids=["line", "phases"])
 async def test_a_read_that_cannot_be_recorded_is_no_success(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch, aside: bool
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, aside: bool
 ) -> None:
-    impatient(lock.home, lock.journal, monkeypatch)
+    impatient(app.home, app.journal, monkeypatch)
     if aside:
-        bystander(lock)
-    with held(lock):
-        result = await lock.call("line.tell", words="a")
+        bystander(app)
+    with held(app):
+        result = await app.call("line.tell", words="a")
     assert (code(result), result.value) == ("E3803", None)
-    assert (await lock.call("line.tell", words="a")).ok
+    assert (await app.call("line.tell", words="a")).ok
 
 
 # The grant
 
 
-async def test_a_read_without_a_grant_is_not_started(lock: Interlock) -> None:
-    prepared = await lock.catalog.prepared("line.tell", None)
+async def test_a_read_without_a_grant_is_not_started(app: Interlock) -> None:
+    prepared = await app.catalog.prepared("line.tell", None)
     given = {"words": "a"}
-    read = FastRead(lock.request("line.tell", given), lock.caller, prepared, given, 0, 0.0, b"", None)
-    for executor in (make(site()), lock.gateway.runner):
+    read = FastRead(app.request("line.tell", given), app.caller, prepared, given, 0, 0.0, b"", None)
+    for executor in (make(site()), app.gateway.runner):
         with pytest.raises(Failure) as refused:
             executor.start(read, None)
         assert refused.value.code == "E3000"
@@ -760,12 +758,12 @@ def hang(words: Words) -> str:
 class Apart:
     """A read that was called before, so that it takes the fast path."""
 
-    lock: Interlock
+    app: Interlock
     name: str
 
     async def begin(self) -> asyncio.Task[Result]:
-        seen = watch(self.lock)
-        call = asyncio.create_task(self.lock.call(f"line.{self.name}", words="wait"))
+        seen = watch(self.app)
+        call = asyncio.create_task(self.app.call(f"line.{self.name}", words="wait"))
         await until(lambda: "wait" in RUNS)
         assert (seen.left, seen.started) == (0, 1)
         return call
@@ -776,10 +774,10 @@ async def apart_at(home: Path, name: str) -> AsyncGenerator[Apart]:
     RELEASE.clear()
     RUNS.clear()
     try:
-        async with opened(home) as lock:
-            await admit(lock, linger, hang)
-            assert (await lock.call(f"line.{name}", words="a")).ok
-            yield Apart(lock, name)
+        async with opened(home) as app:
+            await admit(app, linger, hang)
+            assert (await app.call(f"line.{name}", words="a")).ok
+            yield Apart(app, name)
     finally:
         RELEASE.set()
 
@@ -794,13 +792,13 @@ async def test_a_read_that_takes_long_goes_on_in_the_phases(
     monkeypatch.setattr("interlock.gateway.execution.active_calls.SLOW_AFTER_S", 0.0)
     async with apart_at(Path(shutil.copytree(line_home, tmp_path / "home")), name) as place:
         call = await place.begin()
-        active = place.lock.gateway.runner.active
+        active = place.app.gateway.runner.active
         await until(lambda: active._calls)  # pyright: ignore[reportPrivateUsage]
         RELEASE.set()
         result = await call
         assert result.unwrap() == "wait"
         assert RUNS.count("wait") == 1
-        (record,) = records(place.lock, result.invocation_id)
+        (record,) = records(place.app, result.invocation_id)
         assert record["status"] == "SUCCESS"
 
 
@@ -812,12 +810,12 @@ async def test_a_read_that_has_no_time_left_is_answered_although_its_function_go
     async with apart_at(Path(shutil.copytree(line_home, tmp_path / "home")), name) as place:
         monkeypatch.setattr("interlock.gateway.execution.active_calls.NOTE_AFTER_S", 1e9)
         call = await place.begin()
-        active = place.lock.gateway.runner.active
+        active = place.app.gateway.runner.active
         await until(lambda: active._calls)  # pyright: ignore[reportPrivateUsage]
         (running,) = active._calls.values()  # pyright: ignore[reportPrivateUsage]
         running.deadline = float("-inf")
         assert code(await call) == "E3402"
-        assert place.lock.gateway.observer.metrics["TOOL_THREAD_HUNG"] == (name == "hang")
+        assert place.app.gateway.observer.metrics["TOOL_THREAD_HUNG"] == (name == "hang")
 
 
 @APART
@@ -828,17 +826,17 @@ async def test_a_read_is_cancelled_by_whoever_awaits_it(line_home: Path, tmp_pat
         with pytest.raises(asyncio.CancelledError):
             await call
         assert call.cancelling() == 1
-        (body,) = place.lock.journal.reader.one("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC", ())
+        (body,) = place.app.journal.reader.one("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC", ())
         assert orjson.loads(body)["error_code"] == "E3703"
-        assert place.lock.gateway.observer.metrics["TOOL_THREAD_HUNG"] == (name == "hang")
+        assert place.app.gateway.observer.metrics["TOOL_THREAD_HUNG"] == (name == "hang")
 
 
 async def test_a_read_ends_when_a_timeout_around_it_does(line_home: Path, tmp_path: Path) -> None:
     async with apart_at(Path(shutil.copytree(line_home, tmp_path / "home")), "linger") as place:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
-                await place.lock.call("line.linger", words="wait")
-        assert (await place.lock.call("line.linger", words="a")).ok
+                await place.app.call("line.linger", words="wait")
+        assert (await place.app.call("line.linger", words="a")).ok
 
 
 @APART

@@ -70,16 +70,16 @@ def test_whatever_a_sandbox_says_keys_and_budgets_stay_sane(tmp_path: Path) -> N
         before, odd, done = rows
         stream = spoilt(b"".join((*before, *odd, DONE if done else b"")), cut)[:LONGEST]
         calls += 1
-        runner.run(_heard(lock, turns, stream, f"key-{calls}"))
+        runner.run(_heard(app, turns, stream, f"key-{calls}"))
 
     with asyncio.Runner() as runner:
         opened = Interlock.open(tmp_path / "home", budgets=[budget], housekeeping=False)
-        lock = runner.run(opened.__aenter__())
+        app = runner.run(opened.__aenter__())
         try:
-            runner.run(admit(lock, cell.utter, cell.double))
-            assert runner.run(lock.call("cell.double", n=1)).ok  # which opens the sandbox
+            runner.run(admit(app, cell.utter, cell.double))
+            assert runner.run(app.call("cell.double", n=1)).ok  # which opens the sandbox
             one()
-            assert runner.run(lock.call("cell.double", n=21)).unwrap() == 42
+            assert runner.run(app.call("cell.double", n=21)).unwrap() == 42
         finally:
             runner.run(opened.__aexit__(None, None, None))
     assert verify(home_at(tmp_path / "home")).faults == ()
@@ -87,31 +87,31 @@ def test_whatever_a_sandbox_says_keys_and_budgets_stay_sane(tmp_path: Path) -> N
     assert turns.longest_s < HELD_S or not THOROUGH
 
 
-async def _heard(lock: Interlock, turns: Turns, stream: bytes, key: str) -> None:
+async def _heard(app: Interlock, turns: Turns, stream: bytes, key: str) -> None:
     said = base64.b64encode(stream).decode()
-    earlier = _spent(lock)
+    earlier = _spent(app)
     async with asyncio.timeout(120), turns.counted(stream):
         with no_collection():
-            result = await lock.call("cell.utter", stream=said, key=key)
-    again = await lock.call("cell.utter", stream=said, key=key)
-    _check_key(lock, result, again)
+            result = await app.call("cell.utter", stream=said, key=key)
+    again = await app.call("cell.utter", stream=said, key=key)
+    _check_key(app, result, again)
     assert not {"\x1b", "\u202e", "\0"} & set(str(result.error)), stream
-    assert lock.journal.reader.all("SELECT count(*) FROM hold", ())[0][0] == 0
-    ((spent, held),) = lock.journal.reader.all("SELECT spent, held FROM spend", ())
+    assert app.journal.reader.all("SELECT count(*) FROM hold", ())[0][0] == 0
+    ((spent, held),) = app.journal.reader.all("SELECT spent, held FROM spend", ())
     assert held == 0
     assert earlier <= spent <= LIMIT * 10**6 + 10**15, stream
 
 
-def _spent(lock: Interlock) -> int:
-    return sum(spent for (spent,) in lock.journal.reader.all("SELECT spent FROM spend", ()))
+def _spent(app: Interlock) -> int:
+    return sum(spent for (spent,) in app.journal.reader.all("SELECT spent FROM spend", ()))
 
 
-def _check_key(lock: Interlock, result: Result, again: Result) -> None:
+def _check_key(app: Interlock, result: Result, again: Result) -> None:
     """The call has one intent and one end, its key is not held, and the key gives the same answer or blocks."""
-    records = lock.journal.reader.all("SELECT kind FROM journal WHERE call = ?", (result.invocation_id,))
+    records = app.journal.reader.all("SELECT kind FROM journal WHERE call = ?", (result.invocation_id,))
     kinds = [kind for (kind,) in records]
     assert kinds.count("intent") == kinds.count("closed") == 1
-    states = lock.journal.reader.all("SELECT state FROM reservation WHERE call = ?", (result.invocation_id,))
+    states = app.journal.reader.all("SELECT state FROM reservation WHERE call = ?", (result.invocation_id,))
     if result.ok:
         assert states == [("done",)]
         assert again.replayed

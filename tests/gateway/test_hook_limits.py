@@ -32,15 +32,15 @@ async def test_a_hook_that_allows_does_not_lift_a_forbid_of_the_policy(
     (home / "policy.cedar").write_text(
         f'{PERMIT}@id("not-that") forbid (principal, action, resource == Tool::"{name}");\n'
     )
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         for one in (sample.add, sample.increment):
-            lock.catalog.attach(one)
-        lock.hook(allowing)
-        denied = await lock.call(name, arguments, key=key)
+            app.catalog.attach(one)
+        app.hook(allowing)
+        denied = await app.call(name, arguments, key=key)
         assert denied.error is not None
         assert (denied.error.code, denied.error.row.error_code) == ("E3206", "AUTHORIZATION_DENIED")
         assert (denied.state, denied.error.policy_refs) == ("denied", ("not-that",))
-        (record,) = records(lock, denied.invocation_id)
+        (record,) = records(app, denied.invocation_id)
         assert (record["authDecision"], record["phases"]) == ("DENY", ["request", "validate", "authorize", "return"])
     assert world.runs == 0
 
@@ -51,19 +51,19 @@ async def test_policy_decides_about_the_input_that_a_hook_has_updated(home: Path
         f'{PERMIT}@id("not-mallory") forbid (principal, action == Action::"demo.increment", resource)'
         ' when { context.arguments.name == "mallory" };\n'
     )
-    async with Interlock.open(home, housekeeping=False) as lock:
-        lock.catalog.attach(sample.increment)
-        lock.hook(Hook(id="swaps", when="pre", run=_swap))
-        swapped = await lock.call("demo.increment", name="ann", key="1")
+    async with Interlock.open(home, housekeeping=False) as app:
+        app.catalog.attach(sample.increment)
+        app.hook(Hook(id="swaps", when="pre", run=_swap))
+        swapped = await app.call("demo.increment", name="ann", key="1")
         assert code(swapped) == "E3206"
         assert swapped.error is not None
         assert swapped.error.policy_refs == ("not-mallory",)
         assert world.counters == {}
         # What was sent would have been forbidden; what the hook made of it is not.
-        saved = await lock.call("demo.increment", name="mallory", key="2")
+        saved = await app.call("demo.increment", name="mallory", key="2")
         assert saved.unwrap() == 1
         assert world.counters == {"ann": 1}
-        mutations = records(lock, saved.invocation_id)[0]["inputMutations"]
+        mutations = records(app, saved.invocation_id)[0]["inputMutations"]
         assert {"source": "hook:swaps", "pointer": "/name"} in mutations
 
 
@@ -74,12 +74,12 @@ def _swap(seen: Seen) -> HookResult:
 @pytest.mark.proves("LIFE-06")
 @pytest.mark.parametrize("updated", [{"name": 7}, {"nmae": "a"}, {}, {"name": "a", "by": "many"}])
 async def test_input_that_a_hook_made_invalid_is_refused_before_anybody_is_asked(
-    lock: Interlock, updated: dict[str, Any]
+    app: Interlock, updated: dict[str, Any]
 ) -> None:
-    lock.hook(Hook(id="spoils", when="pre", run=lambda _: HookResult(updated_input=updated)))
-    result = await lock.call("demo.increment", name="a", key="k")
+    app.hook(Hook(id="spoils", when="pre", run=lambda _: HookResult(updated_input=updated)))
+    result = await app.call("demo.increment", name="a", key="k")
     assert (result.state, code(result)) == ("blocked", "E3211")
-    (record,) = records(lock, result.invocation_id)
+    (record,) = records(app, result.invocation_id)
     assert (record["phases"], record["authDecision"]) == (["request", "validate", "return"], "DENY")
     assert world.runs == 0
 
@@ -101,10 +101,10 @@ async def _stops(_: Seen) -> HookResult:
     ("run", "words"), [(_raises, "failed"), (_overruns, "took too long"), (_stops, "not in this house")]
 )
 async def test_a_post_hook_that_raises_overruns_or_stops_withholds_the_result(
-    lock: Interlock, run: Any, words: str
+    app: Interlock, run: Any, words: str
 ) -> None:
-    lock.hook(Hook(id="guard", when="post", run=run, timeout_s=0.05 if run is _overruns else 10))
-    result = await lock.call("demo.add", a=20, b=22)
+    app.hook(Hook(id="guard", when="post", run=run, timeout_s=0.05 if run is _overruns else 10))
+    result = await app.call("demo.add", a=20, b=22)
     assert (result.state, code(result), result.value) == ("blocked", "E3211", None)
     assert result.error is not None
     assert words in result.error.message
@@ -115,7 +115,7 @@ async def test_a_post_hook_that_raises_overruns_or_stops_withholds_the_result(
 @pytest.mark.proves("LIFE-06")
 @pytest.mark.parametrize(("run", "warned"), [(_raises, "hook `guard` failed"), (_stops, "not in this house")])
 async def test_a_failure_hook_sees_the_failure_behind_mapping_and_changes_nothing(
-    lock: Interlock, run: Any, warned: str
+    app: Interlock, run: Any, warned: str
 ) -> None:
     seen: list[Failure | None] = []
     order: list[str] = []
@@ -124,10 +124,10 @@ async def test_a_failure_hook_sees_the_failure_behind_mapping_and_changes_nothin
         seen.append(shown.error)
         return await run(shown)
 
-    lock.listen(lambda event: order.append(event.type))
-    lock.hook(Hook(id="guard", when="failure", run=watches))
+    app.listen(lambda event: order.append(event.type))
+    app.hook(Hook(id="guard", when="failure", run=watches))
     sample.flaky.failures = [Failure("E3502", "it is down")]
-    result = await lock.call("demo.unsteady", name="a", key="k")
+    result = await app.call("demo.unsteady", name="a", key="k")
     assert code(result) == "E3502"
     assert [one.code for one in seen if one is not None] == ["E3502"]
     assert any(warned in warning for warning in result.metadata["warnings"])
@@ -137,12 +137,12 @@ async def test_a_failure_hook_sees_the_failure_behind_mapping_and_changes_nothin
 
 @pytest.mark.proves("LIFE-06")
 async def test_a_failure_hook_sees_an_exception_of_the_tool_as_the_failure_that_it_was_mapped_to(
-    lock: Interlock,
+    app: Interlock,
 ) -> None:
     seen: list[Seen] = []
-    lock.hook(Hook(id="guard", when="failure", run=seen.append))
+    app.hook(Hook(id="guard", when="failure", run=seen.append))
     sample.flaky.failures = [ZeroDivisionError("a private detail")]
-    result = await lock.call("demo.unsteady", name="a", key="k")
+    result = await app.call("demo.unsteady", name="a", key="k")
     assert result.error is not None
     (shown,) = seen
     assert isinstance(shown.error, Failure)

@@ -50,45 +50,45 @@ def few_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest_asyncio.fixture
-async def lock(tmp_path: Path, few_threads: None) -> AsyncGenerator[Interlock]:
+async def app(tmp_path: Path, few_threads: None) -> AsyncGenerator[Interlock]:
     async with Interlock.open(tmp_path, housekeeping=False) as opened:
         await admit(opened, hang, double, divide)
         yield opened
         release.set()
 
 
-async def hung(lock: Interlock, count: int) -> list[str | None]:
+async def hung(app: Interlock, count: int) -> list[str | None]:
     """Make calls that are cut off while their functions hang. The code of each."""
-    results = await asyncio.gather(*(lock.call("threads.hang", number=one, timeout_s=0.5) for one in range(count)))
+    results = await asyncio.gather(*(app.call("threads.hang", number=one, timeout_s=0.5) for one in range(count)))
     return [None if result.error is None else result.error.code for result in results]
 
 
-async def test_more_functions_hang_than_there_are_threads_and_others_still_run(lock: Interlock) -> None:
-    assert set(await hung(lock, 4)) == {"E3402"}
-    assert (await lock.call("threads.double", number=2, timeout_s=20)).unwrap() == 4
-    assert lock.gateway.observer.metrics["TOOL_THREAD_HUNG"] == 4
+async def test_more_functions_hang_than_there_are_threads_and_others_still_run(app: Interlock) -> None:
+    assert set(await hung(app, 4)) == {"E3402"}
+    assert (await app.call("threads.double", number=2, timeout_s=20)).unwrap() == 4
+    assert app.gateway.observer.metrics["TOOL_THREAD_HUNG"] == 4
 
 
 async def test_at_the_bound_calls_are_refused_with_what_to_do_and_run_again_when_threads_return(
-    lock: Interlock,
+    app: Interlock,
 ) -> None:
     for _ in range(3):
-        await hung(lock, 4)
-    refused = await lock.call("threads.double", number=2)
+        await hung(app, 4)
+    refused = await app.call("threads.double", number=2)
     assert refused.error is not None
     assert (refused.error.code, refused.error.retryable) == ("E3001", True)
     assert "sandbox" in refused.error.resolution
     release.set()
     async with asyncio.timeout(60):
-        while not (await lock.call("threads.double", number=2)).ok:
+        while not (await app.call("threads.double", number=2)).ok:
             await turn()
         # One thread that returned is enough for a call; the others return when they get the processor.
-        while lock.gateway.runner.loads()["hung tool threads"]() > 0:
+        while app.gateway.runner.loads()["hung tool threads"]() > 0:
             await turn()
 
 
-async def test_of_many_functions_that_end_at_once_each_call_gets_its_own_outcome(lock: Interlock) -> None:
-    results = await asyncio.gather(*(lock.call("threads.divide", number=one) for one in range(40)))
+async def test_of_many_functions_that_end_at_once_each_call_gets_its_own_outcome(app: Interlock) -> None:
+    results = await asyncio.gather(*(app.call("threads.divide", number=one) for one in range(40)))
     for number, result in enumerate(results):
         if number in (0, 13):
             assert result.error is not None

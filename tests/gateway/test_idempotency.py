@@ -30,10 +30,8 @@ from tests.support.calls import code, records
 
 @pytest.mark.proves("IDEM-01")
 @pytest.mark.parametrize("key", [None, "", "has space", "é", "x" * 256, "tab\t"])
-async def test_a_write_without_a_proper_key_of_the_callers_own_reaches_nothing(
-    lock: Interlock, key: str | None
-) -> None:
-    result = await lock.call("demo.increment", {"name": "a"}, key=key)
+async def test_a_write_without_a_proper_key_of_the_callers_own_reaches_nothing(app: Interlock, key: str | None) -> None:
+    result = await app.call("demo.increment", {"name": "a"}, key=key)
     assert code(result) == "E3307"
     assert result.error is not None
     assert result.error.row.error_code == "INVALID_INPUT"
@@ -41,13 +39,13 @@ async def test_a_write_without_a_proper_key_of_the_callers_own_reaches_nothing(
 
 
 @pytest.mark.proves("IDEM-03")
-async def test_a_key_means_something_only_within_its_tenant_caller_session_and_tool(lock: Interlock) -> None:
-    first = await lock.call("demo.increment", name="a", key="k")
+async def test_a_key_means_something_only_within_its_tenant_caller_session_and_tool(app: Interlock) -> None:
+    first = await app.call("demo.increment", name="a", key="k")
     others = [
-        await lock.call("demo.increment", {"name": "a"}, key="k", session="other"),
-        await lock.call("demo.increment", {"name": "a"}, key="k", caller=Caller(id="local:somebody")),
-        await lock.call("demo.increment", {"name": "a"}, key="k", caller=Caller(id=lock.caller.id, tenant="rival")),
-        await lock.call("demo.unsteady", {"name": "a"}, key="k"),
+        await app.call("demo.increment", {"name": "a"}, key="k", session="other"),
+        await app.call("demo.increment", {"name": "a"}, key="k", caller=Caller(id="local:somebody")),
+        await app.call("demo.increment", {"name": "a"}, key="k", caller=Caller(id=app.caller.id, tenant="rival")),
+        await app.call("demo.unsteady", {"name": "a"}, key="k"),
     ]
     assert first.ok
     assert all(result.ok and not result.replayed for result in others)
@@ -56,17 +54,17 @@ async def test_a_key_means_something_only_within_its_tenant_caller_session_and_t
     assert (world.runs, flaky.runs) == (4, 1)
 
 
-def strangers(lock: Interlock) -> list[Any]:
+def strangers(app: Interlock) -> list[Any]:
     """The same call under the same key, from everybody whose key it is not."""
     return [
         {"session": "other"}, {"caller": Caller(id="local:somebody")},
-        {"caller": Caller(id=lock.caller.id, tenant="rival")},
-        {"caller": Caller(id=lock.caller.id, tenant="rival"), "session": "other"},
+        {"caller": Caller(id=app.caller.id, tenant="rival")},
+        {"caller": Caller(id=app.caller.id, tenant="rival"), "session": "other"},
     ]  # fmt: skip
 
 
 @pytest.mark.proves("IDEM-03")
-async def test_nobody_blocks_anothers_call_by_its_key(lock: Interlock) -> None:
+async def test_nobody_blocks_anothers_call_by_its_key(app: Interlock) -> None:
     reached = asyncio.Event()
 
     class Gate(asyncio.Event):
@@ -75,12 +73,12 @@ async def test_nobody_blocks_anothers_call_by_its_key(lock: Interlock) -> None:
             return await super().wait()
 
     world.gate = gate = Gate()
-    first = asyncio.create_task(lock.call("demo.increment", {"name": "a"}, key="k"))
+    first = asyncio.create_task(app.call("demo.increment", {"name": "a"}, key="k"))
     await asyncio.wait_for(reached.wait(), 30)
     world.gate = None
-    for number, stranger in enumerate(strangers(lock)):
+    for number, stranger in enumerate(strangers(app)):
         # Other arguments are no conflict with a key that is not theirs.
-        result = await lock.call("demo.increment", {"name": "b", "by": 2}, key="k", **stranger)
+        result = await app.call("demo.increment", {"name": "b", "by": 2}, key="k", **stranger)
         assert (result.value, result.replayed) == (2 * number + 2, False)
     assert not first.done()
     gate.set()
@@ -88,43 +86,43 @@ async def test_nobody_blocks_anothers_call_by_its_key(lock: Interlock) -> None:
 
 
 @pytest.mark.proves("IDEM-03")
-async def test_an_unknown_outcome_blocks_the_key_of_its_own_caller_only(lock: Interlock) -> None:
-    assert (await lock.call("demo.increment", {"name": "a"}, key="k")).ok
-    await lock.journal.commit(lambda tx: tx.execute("UPDATE reservation SET state = 'unknown'") and None)
-    for stranger in strangers(lock):
-        result = await lock.call("demo.increment", {"name": "b"}, key="k", **stranger)
+async def test_an_unknown_outcome_blocks_the_key_of_its_own_caller_only(app: Interlock) -> None:
+    assert (await app.call("demo.increment", {"name": "a"}, key="k")).ok
+    await app.journal.commit(lambda tx: tx.execute("UPDATE reservation SET state = 'unknown'") and None)
+    for stranger in strangers(app):
+        result = await app.call("demo.increment", {"name": "b"}, key="k", **stranger)
         assert result.ok, result.error
         assert not result.replayed
-    assert code(await lock.call("demo.increment", {"name": "a"}, key="k")) == "E3409"
+    assert code(await app.call("demo.increment", {"name": "a"}, key="k")) == "E3409"
 
 
 @pytest.mark.proves("IDEM-05")
 @pytest.mark.parametrize("submissions", [1, 2, 20])
-async def test_n_submissions_under_one_key_change_things_once(lock: Interlock, submissions: int) -> None:
-    results = [await lock.call("demo.increment", name="a", key="k") for _ in range(submissions)]
+async def test_n_submissions_under_one_key_change_things_once(app: Interlock, submissions: int) -> None:
+    results = [await app.call("demo.increment", name="a", key="k") for _ in range(submissions)]
     assert {result.unwrap() for result in results} == {1}
     assert [result.replayed for result in results] == [False] + [True] * (submissions - 1)
     assert world.counters == {"a": 1}
-    assert len(records(lock, kind="mutation")) == 1
-    assert lock.gateway.observer.metrics["IDEMPOTENT_REPLAY"] == submissions - 1
+    assert len(records(app, kind="mutation")) == 1
+    assert app.gateway.observer.metrics["IDEMPOTENT_REPLAY"] == submissions - 1
     assert all(r.metadata["original_invocation_id"] == results[0].invocation_id for r in results[1:])
 
 
 @pytest.mark.proves("IDEM-05")
-async def test_who_lost_the_permission_does_not_get_the_stored_result(lock: Interlock, home: Path) -> None:
-    await lock.call("demo.increment", name="a", key="k")
+async def test_who_lost_the_permission_does_not_get_the_stored_result(app: Interlock, home: Path) -> None:
+    await app.call("demo.increment", name="a", key="k")
     (home / "policy.cedar").write_text('@id("none") forbid (principal, action, resource);')
-    lock.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage] - do not wait for the next look
-    again = await lock.call("demo.increment", name="a", key="k")
+    app.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage] - do not wait for the next look
+    again = await app.call("demo.increment", name="a", key="k")
     assert again.error is not None
     assert again.error.row.error_code == "AUTHORIZATION_DENIED"
     assert again.value is None
 
 
 @pytest.mark.proves("IDEM-06")
-async def test_a_known_key_with_other_arguments_or_version_is_a_conflict(lock: Interlock) -> None:
-    await lock.call("demo.increment", name="a", by=1, key="k")
-    other = await lock.call("demo.increment", name="a", by=2, key="k")
+async def test_a_known_key_with_other_arguments_or_version_is_a_conflict(app: Interlock) -> None:
+    await app.call("demo.increment", name="a", by=1, key="k")
+    other = await app.call("demo.increment", name="a", by=2, key="k")
     assert code(other) == "E3306"
     assert other.error is not None
     assert (other.error.row.http, other.error.retryable) == (409, False)
@@ -134,10 +132,10 @@ async def test_a_known_key_with_other_arguments_or_version_is_a_conflict(lock: I
 
 @pytest.mark.proves("EFFECT-07")
 async def test_a_mutation_has_one_entry_with_all_its_facts_and_a_replay_adds_one_that_changes_nothing(
-    lock: Interlock,
+    app: Interlock,
 ) -> None:
-    done = await lock.call("demo.increment", name="a", by=1, key="k")
-    (entry,), (change,) = records(lock, done.invocation_id), records(lock, done.invocation_id, kind="mutation")
+    done = await app.call("demo.increment", name="a", by=1, key="k")
+    (entry,), (change,) = records(app, done.invocation_id), records(app, done.invocation_id, kind="mutation")
     assert (entry["toolId"], entry["version"], entry["idempotencyKey"]) == ("demo.increment", "1.0.0", "k")
     assert entry["inputHash"] == hashlib.sha256(b'{"by":1,"name":"a"}').hexdigest()
     assert entry["resultHash"] == hashlib.sha256(b"1").hexdigest()
@@ -148,17 +146,17 @@ async def test_a_mutation_has_one_entry_with_all_its_facts_and_a_replay_adds_one
     for fact in ("toolId", "version", "idempotencyKey", "inputHash", "timestamp"):
         assert change[fact] == entry[fact]
     for number in (1, 2):
-        again = await lock.call("demo.increment", name="a", by=1, key="k")
-        (nothing,) = records(lock, again.invocation_id)
+        again = await app.call("demo.increment", name="a", by=1, key="k")
+        (nothing,) = records(app, again.invocation_id)
         assert (nothing["source"], nothing["replayOf"]) == ("replay", done.invocation_id), number
         assert (nothing["sideEffects"], nothing["idempotencyKey"]) == ([], "k")
-    assert len(records(lock, kind="mutation")) == 1
+    assert len(records(app, kind="mutation")) == 1
 
 
 @pytest.mark.proves("IDEM-07")
-async def test_fifty_simultaneous_submissions_run_once_and_agree(lock: Interlock) -> None:
+async def test_fifty_simultaneous_submissions_run_once_and_agree(app: Interlock) -> None:
     world.gate = asyncio.Event()
-    calls = [asyncio.create_task(lock.call("demo.increment", name="a", key="k")) for _ in range(50)]
+    calls = [asyncio.create_task(app.call("demo.increment", name="a", key="k")) for _ in range(50)]
     await asyncio.sleep(0)
     world.gate.set()
     results = await asyncio.gather(*calls)
@@ -167,11 +165,11 @@ async def test_fifty_simultaneous_submissions_run_once_and_agree(lock: Interlock
 
 
 @pytest.mark.proves("IDEM-07")
-async def test_a_duplicate_that_cannot_wait_is_told_that_the_call_is_running(lock: Interlock) -> None:
+async def test_a_duplicate_that_cannot_wait_is_told_that_the_call_is_running(app: Interlock) -> None:
     world.gate = asyncio.Event()
-    first = asyncio.create_task(lock.call("demo.increment", name="a", key="k"))
+    first = asyncio.create_task(app.call("demo.increment", name="a", key="k"))
     await asyncio.sleep(0)
-    second = await lock.call("demo.increment", {"name": "a"}, key="k", timeout_s=1)
+    second = await app.call("demo.increment", {"name": "a"}, key="k", timeout_s=1)
     assert code(second) == "E3408"
     assert second.error is not None
     assert second.error.retry_after_ms is not None
@@ -180,23 +178,23 @@ async def test_a_duplicate_that_cannot_wait_is_told_that_the_call_is_running(loc
 
 
 @pytest.mark.proves("IDEM-09")
-async def test_a_retryable_failure_without_effect_frees_the_key_and_a_definite_one_is_replayed(lock: Interlock) -> None:
+async def test_a_retryable_failure_without_effect_frees_the_key_and_a_definite_one_is_replayed(app: Interlock) -> None:
     flaky.failures = [Failure("UPSTREAM_FAILURE", "down"), Failure("UPSTREAM_FAILURE", "down")]
-    outcomes = [await lock.call("demo.unsteady", name="a", key="k") for _ in range(4)]
+    outcomes = [await app.call("demo.unsteady", name="a", key="k") for _ in range(4)]
     assert [code(result) for result in outcomes] == ["E3502", "E3502", None, None]
     assert [result.replayed for result in outcomes] == [False, False, False, True]
     assert flaky.runs == 3
     flaky.failures = [Failure("PRECONDITION_FAILED", "closed account")]
-    definite = [await lock.call("demo.unsteady", name="b", key="p") for _ in range(3)]
+    definite = [await app.call("demo.unsteady", name="b", key="p") for _ in range(3)]
     assert [code(result) for result in definite] == ["E3411"] * 3
     assert [result.source for result in definite] == ["compute", "replay", "replay"]
     assert flaky.runs == 4
 
 
-async def test_an_unforeseen_failure_of_a_write_is_definite_because_it_may_have_come_half_way(lock: Interlock) -> None:
+async def test_an_unforeseen_failure_of_a_write_is_definite_because_it_may_have_come_half_way(app: Interlock) -> None:
     flaky.failures = [ValueError("boom")]
-    first = await lock.call("demo.unsteady", name="a", key="k")
-    again = await lock.call("demo.unsteady", name="a", key="k")
+    first = await app.call("demo.unsteady", name="a", key="k")
+    again = await app.call("demo.unsteady", name="a", key="k")
     assert [code(first), code(again)] == ["E3401", "E3401"]
     assert flaky.runs == 1
     assert first.error is not None
@@ -230,13 +228,13 @@ async def test_the_shortest_window_is_a_setting_of_an_hour_by_default(
     # demo.increment is of the standard class, which lasts 5 s at most: its own window is 10 s.
     clock = FakeClock()
     assert load_settings(home / "settings.toml").min_window_s == 3600
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False, **settings_) as lock:
-        lock.catalog.attach(sample.increment)
-        assert (await lock.call("demo.increment", name="a", key="k")).unwrap() == 1
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False, **settings_) as app:
+        app.catalog.attach(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="k")).unwrap() == 1
         clock.advance(window_s - 1)
-        assert (await lock.call("demo.increment", name="a", key="k")).replayed
+        assert (await app.call("demo.increment", name="a", key="k")).replayed
         clock.advance(1)
-        assert (await lock.call("demo.increment", name="a", key="k")).unwrap() == 2
+        assert (await app.call("demo.increment", name="a", key="k")).unwrap() == 2
 
 
 def preview(name: str, by: int) -> Preview:
@@ -250,7 +248,7 @@ async def keep(name: str, by: int) -> None: ...
 async def test_what_may_take_a_day_is_remembered_for_two(home: Path) -> None:
     clock = FakeClock()
     sample.reset()
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
         # Only a manifest can say so; the function is that of demo.increment.
         said = {"tool_id": "lasting", "timeout_class": "async", "timeout_default": 7200, "timeout_max": 86_400}
         handlers = {"preview": preview, "compensate": keep}
@@ -258,36 +256,36 @@ async def test_what_may_take_a_day_is_remembered_for_two(home: Path) -> None:
             parse_manifest({**sample.increment.manifest.document(), **said}), sample.increment.function, handlers
         )
         digest = contract_digest(lasting)
-        await lock.journal.commit(
+        await app.journal.commit(
             publish(lasting.manifest, digest, "library:", Evidence(digest, True, "test", ""), "test")
         )
-        lock.catalog.attach(lasting)
-        assert (await lock.call("demo.lasting", name="a", key="k")).ok
+        app.catalog.attach(lasting)
+        assert (await app.call("demo.lasting", name="a", key="k")).ok
         clock.advance(48 * 3600 - 1)
-        assert (await lock.call("demo.lasting", name="a", key="k")).replayed
+        assert (await app.call("demo.lasting", name="a", key="k")).replayed
         clock.advance(1)
-        again = await lock.call("demo.lasting", name="a", key="k")
+        again = await app.call("demo.lasting", name="a", key="k")
         assert (again.ok, again.replayed, world.runs) == (True, False, 2)
 
 
 @pytest.mark.proves("IDEM-04")
 async def test_expired_outcomes_are_evicted_and_unknown_ones_are_not(home: Path) -> None:
     clock = FakeClock()
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
-        lock.catalog.attach(sample.increment)
-        await lock.call("demo.increment", name="a", key="k")
-        await lock.call("demo.increment", name="b", key="u")
-        await lock.journal.commit(
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
+        app.catalog.attach(sample.increment)
+        await app.call("demo.increment", name="a", key="k")
+        await app.call("demo.increment", name="b", key="u")
+        await app.journal.commit(
             lambda tx: tx.execute("UPDATE reservation SET state = 'unknown' WHERE key = 'u'") and None
         )
         clock.advance(3599)
-        assert await lock.journal.commit(idempotency.evict) == 0
+        assert await app.journal.commit(idempotency.evict) == 0
         clock.advance(1)
-        assert await lock.journal.commit(idempotency.evict) == 1
-        assert lock.journal.reader.all("SELECT key FROM reservation") == [("u",)]
+        assert await app.journal.commit(idempotency.evict) == 1
+        assert app.journal.reader.all("SELECT key FROM reservation") == [("u",)]
         clock.advance(400 * 86_400)
-        assert await lock.journal.commit(idempotency.evict) == 0
-        assert code(await lock.call("demo.increment", name="b", key="u")) == "E3409"
+        assert await app.journal.commit(idempotency.evict) == 0
+        assert code(await app.call("demo.increment", name="b", key="u")) == "E3409"
 
 
 class Idempotency(RuleBasedStateMachine):
@@ -299,23 +297,23 @@ class Idempotency(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory()
         self.store, self.node = FakeClock(), FakeClock()
         sample.reset()
-        self.lock = self.loop.run_until_complete(self._open())
+        self.app = self.loop.run_until_complete(self._open())
         self.expected: dict[str, tuple[int, int]] = {}  # key -> (amount, store time of the run)
         self.unknown: set[str] = set()
         self.effects = 0
 
     async def _open(self) -> Interlock:
-        lock = await Interlock.open(
+        app = await Interlock.open(
             self.directory.name, clock=self.node.clock, store_clock=self.store.clock, caller="local:u"
         )
         digest = contract_digest(sample.increment)
         evidence = Evidence(digest, True, "test", "")
-        await lock.journal.commit(publish(sample.increment.manifest, digest, "library:", evidence, "test"))
-        lock.catalog.attach(sample.increment)
-        return lock
+        await app.journal.commit(publish(sample.increment.manifest, digest, "library:", evidence, "test"))
+        app.catalog.attach(sample.increment)
+        return app
 
     def _call(self, key: str, amount: int) -> Result:
-        return self.loop.run_until_complete(self.lock.call("demo.increment", {"name": "x", "by": amount}, key=key))
+        return self.loop.run_until_complete(self.app.call("demo.increment", {"name": "x", "by": amount}, key=key))
 
     @rule(key=st.sampled_from("abc"), amount=st.integers(1, 3))
     def submit(self, key: str, amount: int) -> None:
@@ -350,7 +348,7 @@ class Idempotency(RuleBasedStateMachine):
         from interlock.gateway import idempotency
         from interlock.store.idempotency import NewKey
 
-        caller = self.lock.caller
+        caller = self.app.caller
         wanted = NewKey(
             scope=sealed_digest(caller.tenant, caller.id, "", "demo.increment#invoke", key), tool="demo.increment",
             version="1.0.0",
@@ -358,7 +356,7 @@ class Idempotency(RuleBasedStateMachine):
             window_ms=3_600_000,
         )  # fmt: skip
         intent = b'{"call":"dead-%s","kind":"intent"}' % key.encode()
-        self.loop.run_until_complete(self.lock.journal.commit(idempotency.reserve(wanted, intent, lambda owner: False)))
+        self.loop.run_until_complete(self.app.journal.commit(idempotency.reserve(wanted, intent, lambda owner: False)))
 
     @rule(hours=st.sampled_from([0.2, 0.9, 1.1]))
     def time_passes(self, hours: float) -> None:
@@ -370,17 +368,15 @@ class Idempotency(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.loop.run_until_complete(self.lock.close())
-        self.lock = self.loop.run_until_complete(self._open())
+        self.loop.run_until_complete(self.app.close())
+        self.app = self.loop.run_until_complete(self._open())
 
     @rule(key=st.sampled_from("abc"))
     def settle(self, key: str) -> None:
         """A person looks and finds that it did not happen."""
         if key in self.unknown:
             self.loop.run_until_complete(
-                self.lock.journal.commit(
-                    lambda tx: tx.execute("DELETE FROM reservation WHERE key = ?", (key,)) and None
-                )
+                self.app.journal.commit(lambda tx: tx.execute("DELETE FROM reservation WHERE key = ?", (key,)) and None)
             )
             self.unknown.discard(key)
             self.expected.pop(key, None)
@@ -390,7 +386,7 @@ class Idempotency(RuleBasedStateMachine):
         assert world.counters.get("x", 0) == self.effects
 
     def teardown(self) -> None:
-        self.loop.run_until_complete(self.lock.close())
+        self.loop.run_until_complete(self.app.close())
         self.loop.close()
         self.directory.cleanup()
 
@@ -455,35 +451,35 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
                 ctx.session[name] = before
 
         with tempfile.TemporaryDirectory() as directory:
-            async with Interlock.open(directory) as lock:
+            async with Interlock.open(directory) as app:
                 digest = contract_digest(remember)
-                await lock.journal.commit(
+                await app.journal.commit(
                     publish(remember.manifest, digest, "library:", Evidence(digest, True, "test", ""), "test")
                 )
-                lock.catalog.attach(remember)
+                app.catalog.attach(remember)
                 previous: tuple[dict[str, Any], str] | None = None
                 done: list[str] = []
                 for number, (what, name, value) in enumerate(steps):
                     if what == "replay" and previous is not None:
-                        await lock.call("demo.remember", previous[0], key=previous[1])
+                        await app.call("demo.remember", previous[0], key=previous[1])
                         continue
                     if what == "undo" and done:
-                        assert (await lock.undo(done.pop(), key=f"u{number}")).ok
+                        assert (await app.undo(done.pop(), key=f"u{number}")).ok
                         continue
                     arguments: dict[str, Any] = {"what": what, "name": name, "value": value}
                     previous = (arguments, f"k{number}")
-                    result = await lock.call("demo.remember", arguments, key=previous[1])
+                    result = await app.call("demo.remember", arguments, key=previous[1])
                     done += [result.invocation_id] if result.ok else []
-                live = json.loads(lock.gateway.storage.sessions.read(lock.caller, "")[1])
-                assert live == await lock.replay_session()
-                await lock.journal.drain()
+                live = json.loads(app.gateway.storage.sessions.read(app.caller, "")[1])
+                assert live == await app.replay_session()
+                await app.journal.drain()
                 assert not _holds(Path(directory), CANARY.encode())
-                assert session_id(lock.caller, "") != session_id(lock.caller, "x")
+                assert session_id(app.caller, "") != session_id(app.caller, "x")
 
     asyncio.run(scenario())
 
 
-async def test_two_calls_that_change_one_session_at_once_do_not_lose_a_change(lock: Interlock) -> None:
+async def test_two_calls_that_change_one_session_at_once_do_not_lose_a_change(app: Interlock) -> None:
     from interlock import Effect, Preview, tool
 
     gate = asyncio.Event()
@@ -503,8 +499,8 @@ async def test_two_calls_that_change_one_session_at_once_do_not_lose_a_change(lo
     async def _(result: int) -> None:
         return None
 
-    await lock.add(bump)
-    both = [asyncio.create_task(lock.call("demo.bump", key=f"k{i}")) for i in range(2)]
+    await app.add(bump)
+    both = [asyncio.create_task(app.call("demo.bump", key=f"k{i}")) for i in range(2)]
     await asyncio.sleep(0)
     gate.set()
     results = await asyncio.gather(*both)

@@ -58,12 +58,12 @@ def read(body: Callable[[], Any], *, with_context: bool = False, **options: Any)
 @pytest.mark.parametrize("inline_s", [3600.0, 0.0], ids=["on-the-loop", "writers-thread"])
 @pytest.mark.parametrize("which", ["intent", "closing"])
 async def test_a_write_whose_caller_leaves_during_a_commit_runs_once_and_its_key_is_not_stuck(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch, which: str, inline_s: float, when: str
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, which: str, inline_s: float, when: str
 ) -> None:
     """The journal has the answer already, but the task that asked has not seen it."""
     monkeypatch.setattr("interlock.store.journal.INLINE_BELOW_S", inline_s)
     loop, perform, left = asyncio.get_running_loop(), Writer.perform, list[str]()
-    request = lock.gateway.with_id(lock.request("demo.increment", {"name": "a"}, key="k"))
+    request = app.gateway.with_id(app.request("demo.increment", {"name": "a"}, key="k"))
 
     def leave() -> None:
         if when == "before the answer" and threading.current_thread() is threading.main_thread():
@@ -80,16 +80,16 @@ async def test_a_write_whose_caller_leaves_during_a_commit_runs_once_and_its_key
         return found
 
     monkeypatch.setattr(Writer, "perform", staticmethod(performed))
-    caller = asyncio.create_task(lock.gateway.invoke(request))
+    caller = asyncio.create_task(app.gateway.invoke(request))
     with pytest.raises(asyncio.CancelledError):
         await caller
     monkeypatch.undo()
-    await lock.journal.drain()
+    await app.journal.drain()
     assert left == [which]
-    assert len(records(lock, request.id)) == 1
-    again = await lock.call("demo.increment", {"name": "a"}, key="k", timeout_s=5)
+    assert len(records(app, request.id)) == 1
+    again = await app.call("demo.increment", {"name": "a"}, key="k", timeout_s=5)
     assert (again.unwrap(), again.replayed, world.runs) == (1, which == "closing", 1)
-    assert verify(lock.home).intact
+    assert verify(app.home).intact
 
 
 # The tool and its own task
@@ -99,21 +99,21 @@ async def test_a_write_whose_caller_leaves_during_a_commit_runs_once_and_its_key
 @CONTEXTS
 @pytest.mark.parametrize("turns", [0, 1])
 async def test_a_tool_that_raises_a_cancellation_fails_and_its_caller_goes_on(
-    lock: Interlock, place: dict[str, Any], with_context: bool, turns: int
+    app: Interlock, place: dict[str, Any], with_context: bool, turns: int
 ) -> None:
     async def give_up() -> str:
         for _ in range(turns):
             await asyncio.sleep(0)
         raise asyncio.CancelledError
 
-    await admit(lock, read(give_up, with_context=with_context, **place))
+    await admit(app, read(give_up, with_context=with_context, **place))
     task = asyncio.current_task()
     assert task is not None
     for _ in range(2):
-        result = await lock.call("cut.act")
+        result = await app.call("cut.act")
         assert (code(result), result.state) == ("E3404", "failed")
         assert task.cancelling() == 0
-        assert [record["error_code"] for record in records(lock, result.invocation_id)] == ["E3404"]
+        assert [record["error_code"] for record in records(app, result.invocation_id)] == ["E3404"]
 
 
 @PLACES
@@ -135,10 +135,10 @@ async def test_a_tools_own_timeout_cancels_the_tool_and_not_its_caller(
     assert task is not None
     # On this clock the half second that the tool has is most of a minute, so that a busy machine does not cut it off.
     slow = Clock(monotonic=lambda: time.monotonic() / 100)
-    async with Interlock.open(home, clock=slow, housekeeping=False) as lock:
-        await admit(lock, read(give_up, with_context=with_context, **place))
+    async with Interlock.open(home, clock=slow, housekeeping=False) as app:
+        await admit(app, read(give_up, with_context=with_context, **place))
         for _ in range(2):
-            result = await lock.call("cut.act")
+            result = await app.call("cut.act")
             assert (code(result), result.value) == ((None, "gave up") if caught else ("E3401", None))
             assert task.cancelling() == 0
             await asyncio.sleep(0)
@@ -150,9 +150,9 @@ async def test_a_tools_own_timeout_cancels_the_tool_and_not_its_caller(
 @pytest.fixture
 async def timed(home: Path) -> AsyncGenerator[tuple[Interlock, FakeClock]]:
     clock = FakeClock()
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
-        lock.catalog.attach(sample.add)
-        yield lock, clock
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
+        app.catalog.attach(sample.add)
+        yield app, clock
 
 
 @CONTEXTS
@@ -160,7 +160,7 @@ async def timed(home: Path) -> AsyncGenerator[tuple[Interlock, FakeClock]]:
 async def test_a_first_step_that_blocks_past_the_deadline_is_cut_off_where_it_first_waits(
     timed: tuple[Interlock, FakeClock], with_context: bool, waits: bool
 ) -> None:
-    lock, clock = timed
+    app, clock = timed
 
     async def block() -> str:
         clock.advance(3600)
@@ -168,9 +168,9 @@ async def test_a_first_step_that_blocks_past_the_deadline_is_cut_off_where_it_fi
             await asyncio.Event().wait()
         return "late"
 
-    await admit(lock, read(block, with_context=with_context, **IN_CALLERS_TASK))
+    await admit(app, read(block, with_context=with_context, **IN_CALLERS_TASK))
     for _ in range(2):
-        result = await lock.call("cut.act")
+        result = await app.call("cut.act")
         assert (code(result), result.value) == (("E3402", None) if waits else (None, "late"))
 
 
@@ -200,30 +200,30 @@ LONG = "x" * 5000
     ],
 )
 async def test_of_several_faults_the_first_in_the_order_of_the_phases_is_reported(
-    lock: Interlock, hooked: bool, changes: dict[str, Any], wanted: str, words: str
+    app: Interlock, hooked: bool, changes: dict[str, Any], wanted: str, words: str
 ) -> None:
-    assert (await lock.call("demo.add", {"a": 1, "b": 2})).ok
+    assert (await app.call("demo.add", {"a": 1, "b": 2})).ok
     if hooked:
-        lock.hook(Hook(id="bystander", when="pre", tools="nobody.*", run=lambda seen: None))
-    result = await lock.gateway.invoke(replace(lock.request("demo.add", {"a": 1, "b": 2}), **changes))
+        app.hook(Hook(id="bystander", when="pre", tools="nobody.*", run=lambda seen: None))
+    result = await app.gateway.invoke(replace(app.request("demo.add", {"a": 1, "b": 2}), **changes))
     assert code(result) == wanted
     assert result.error is not None
     assert words in result.error.message
-    await lock.journal.drain()
-    (record,) = records(lock, result.invocation_id)
+    await app.journal.drain()
+    (record,) = records(app, result.invocation_id)
     assert record["phases"] == ["request", "return"]
     assert record["error_code"] == wanted
 
 
 @pytest.mark.parametrize(("arguments", "wanted"), [({"a": float("nan")}, "E3004"), ({"a": "x"}, "E3210")])
 async def test_an_input_that_is_no_json_is_reported_before_a_quarantine_and_one_that_does_not_fit_after(
-    lock: Interlock, arguments: dict[str, Any], wanted: str
+    app: Interlock, arguments: dict[str, Any], wanted: str
 ) -> None:
-    prepared = await lock.catalog.prepared("demo.add", None)
-    await lock.journal.commit(quarantine.impose(prepared.digest, prepared.ref, "a-call", "it lied"))
-    await lock.gateway.quarantine.look()
-    await lock.catalog.forget()
-    assert code(await lock.call("demo.add", arguments)) == wanted
+    prepared = await app.catalog.prepared("demo.add", None)
+    await app.journal.commit(quarantine.impose(prepared.digest, prepared.ref, "a-call", "it lied"))
+    await app.gateway.quarantine.look()
+    await app.catalog.forget()
+    assert code(await app.call("demo.add", arguments)) == wanted
 
 
 # The caller leaves while a failed call is closed
@@ -231,7 +231,7 @@ async def test_an_input_that_is_no_json_is_reported_before_a_quarantine_and_one_
 
 @pytest.mark.parametrize("times", [1, 2])
 async def test_a_failed_call_whose_caller_leaves_during_a_hook_is_closed_and_its_key_is_not_stuck(
-    lock: Interlock, times: int
+    app: Interlock, times: int
 ) -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
@@ -239,11 +239,11 @@ async def test_a_failed_call_whose_caller_leaves_during_a_hook_is_closed_and_its
         entered.set()
         await go_on.wait()
 
-    await admit(lock, sample.unsteady)
-    lock.hook(Hook(id="mourns", when="failure", run=mourn, timeout_s=10))
+    await admit(app, sample.unsteady)
+    app.hook(Hook(id="mourns", when="failure", run=mourn, timeout_s=10))
     sample.flaky.failures = [Failure("E3401", "no", retryable=True)]
-    request = lock.gateway.with_id(lock.request("demo.unsteady", {"name": "a"}, key="k"))
-    caller = asyncio.create_task(lock.gateway.invoke(request))
+    request = app.gateway.with_id(app.request("demo.unsteady", {"name": "a"}, key="k"))
+    caller = asyncio.create_task(app.gateway.invoke(request))
     await entered.wait()
     for _ in range(times):
         caller.cancel()
@@ -251,19 +251,19 @@ async def test_a_failed_call_whose_caller_leaves_during_a_hook_is_closed_and_its
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await caller
-    await until(lambda: records(lock, request.id))
-    (closed,) = records(lock, request.id)
+    await until(lambda: records(app, request.id))
+    (closed,) = records(app, request.id)
     assert (closed["error_code"], closed["states"][-1]) == ("E3401", "failed")
-    again = await lock.call("demo.unsteady", {"name": "a"}, key="k", timeout_s=5)
+    again = await app.call("demo.unsteady", {"name": "a"}, key="k", timeout_s=5)
     assert (again.ok, again.replayed, sample.flaky.runs) == (True, False, 2), again.error
-    assert verify(lock.home).intact
+    assert verify(app.home).intact
 
 
 async def test_a_failed_call_that_is_called_off_while_it_is_closed_says_that_it_failed(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch
+    app: Interlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
-    await admit(lock, sample.unsteady)
+    await admit(app, sample.unsteady)
     real = FailureWriter.fail
 
     async def slowly(*given: Any) -> Any:
@@ -272,12 +272,12 @@ async def test_a_failed_call_that_is_called_off_while_it_is_closed_says_that_it_
         return await real(*given)
 
     monkeypatch.setattr(FailureWriter, "fail", slowly)
-    request = lock.gateway.with_id(lock.request("demo.unsteady", {"name": 7, "more": 1}, key="k"))
-    caller = asyncio.create_task(lock.gateway.invoke(request))
+    request = app.gateway.with_id(app.request("demo.unsteady", {"name": 7, "more": 1}, key="k"))
+    caller = asyncio.create_task(app.gateway.invoke(request))
     await entered.wait()
-    assert lock.gateway.cancellation.cancel(request.id or "") == "canceled"
+    assert app.gateway.cancellation.cancel(request.id or "") == "canceled"
     await asyncio.sleep(0)
     go_on.set()
     result = await caller
     assert (code(result), caller.cancelling()) == ("E3301", 0)
-    assert [one["error_code"] for one in records(lock, request.id)] == ["E3301"]
+    assert [one["error_code"] for one in records(app, request.id)] == ["E3301"]

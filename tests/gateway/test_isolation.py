@@ -42,7 +42,7 @@ REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
 
 @pytest_asyncio.fixture
-async def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Interlock]:
+async def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Interlock]:
     monkeypatch.setenv("A_SERVERS_SECRET", "canary-7731")
     async with Interlock.open(tmp_path / "home", housekeeping=False) as opened:
         for one in TOOLS:
@@ -52,20 +52,20 @@ async def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerato
 
 
 @pytest.mark.proves("EXEC-03")
-async def test_a_tool_runs_isolated_and_answers_as_any_other(lock: Interlock) -> None:
-    assert (await lock.call("cell.double", n=21)).unwrap() == 42
-    assert code(await lock.call("cell.double", n="x")) == "E3301"
-    (record, _) = records(lock)
+async def test_a_tool_runs_isolated_and_answers_as_any_other(app: Interlock) -> None:
+    assert (await app.call("cell.double", n=21)).unwrap() == 42
+    assert code(await app.call("cell.double", n="x")) == "E3301"
+    (record, _) = records(app)
     assert record["phases"] == ["request", "validate", "authorize", "execute", "verify", "return"]
 
 
 @pytest.mark.proves("CONTRACT-01")
-async def test_nothing_leaves_a_sandbox_that_is_no_part_of_the_result_by_its_schema(lock: Interlock) -> None:
+async def test_nothing_leaves_a_sandbox_that_is_no_part_of_the_result_by_its_schema(app: Interlock) -> None:
     heard: list[Any] = []
-    lock.listen(lambda event: heard.append(event.data["value"]) if event.type.endswith("partial_result") else None)
-    assert (await lock.call("cell.sends", what="an element")).unwrap() == [1]
+    app.listen(lambda event: heard.append(event.data["value"]) if event.type.endswith("partial_result") else None)
+    assert (await app.call("cell.sends", what="an element")).unwrap() == [1]
     assert heard == [9]
-    assert code(await lock.call("cell.sends", what="something else")) == "E3303"
+    assert code(await app.call("cell.sends", what="something else")) == "E3303"
     assert heard == [9]
 
 
@@ -83,13 +83,13 @@ async def test_nothing_leaves_a_sandbox_that_is_no_part_of_the_result_by_its_sch
         ("error", "E3401"),
     ],
 )
-async def test_a_hostile_tool_ends_as_what_it_did(lock: Interlock, what: str, expected: str) -> None:
-    result = await lock.call("cell.attempt", what=what, timeout_s=2 if what == "time" else None)
+async def test_a_hostile_tool_ends_as_what_it_did(app: Interlock, what: str, expected: str) -> None:
+    result = await app.call("cell.attempt", what=what, timeout_s=2 if what == "time" else None)
     assert code(result) == expected
     told = str(result.document())
     assert "/a/path" not in told
     assert "Traceback" not in told
-    assert (await lock.call("cell.double", n=1)).unwrap() == 2
+    assert (await app.call("cell.double", n=1)).unwrap() == 2
 
 
 @pytest.mark.proves("EXEC-04")
@@ -104,18 +104,18 @@ def test_storage_is_bounded_where_nothing_is_said() -> None:
 
 @pytest.mark.proves("EXEC-04")
 @pytest.mark.parametrize(("tool", "most"), [("cell.fill", 100), ("cell.fill_more", 1024)])
-async def test_tmp_takes_as_much_as_is_allowed_and_no_more(lock: Interlock, tool: str, most: int) -> None:
-    assert (await lock.call(tool, number=most)).unwrap() == most
-    full = await lock.call(tool, number=most + 1)
+async def test_tmp_takes_as_much_as_is_allowed_and_no_more(app: Interlock, tool: str, most: int) -> None:
+    assert (await app.call(tool, number=most)).unwrap() == most
+    full = await app.call(tool, number=most + 1)
     assert full.error is not None
     assert (full.error.code, full.error.row.error_code) == ("E3407", "RESOURCE_EXHAUSTED")
     assert "storage" in full.error.message
-    assert (await lock.call("cell.double", n=1)).ok
+    assert (await app.call("cell.double", n=1)).ok
 
 
 @pytest.mark.part_of("EXEC-04", rest="limits and allowance for Python tools without `sandbox`, which are trusted code")
-async def test_no_call_gets_more_than_its_agent_has_at_all(lock: Interlock) -> None:
-    refused = await lock.call("cell.hoard", n=1)
+async def test_no_call_gets_more_than_its_agent_has_at_all(app: Interlock) -> None:
+    refused = await app.call("cell.hoard", n=1)
     assert refused.error is not None
     assert (refused.error.code, refused.error.row.error_code) == ("E3407", "RESOURCE_EXHAUSTED")
     assert "allowance" in refused.error.message
@@ -127,56 +127,56 @@ async def test_no_call_gets_more_than_its_agent_has_at_all(lock: Interlock) -> N
     " whose names do not look like credentials or that the operator keeps, in a program that uses the library all of"
     " them, and reach the metadata address",
 )
-async def test_no_right_of_the_server_reaches_the_tool(lock: Interlock) -> None:
-    seen = (await lock.call("cell.attempt", what="environment")).unwrap()
+async def test_no_right_of_the_server_reaches_the_tool(app: Interlock) -> None:
+    seen = (await app.call("cell.attempt", what="environment")).unwrap()
     assert "A_SERVERS_SECRET" not in seen
     assert "canary-7731" not in seen
     # As whoever the server runs, a program inside is somebody else.
-    uid = (await lock.call("cell.attempt", what="program")).unwrap().strip()
+    uid = (await app.call("cell.attempt", what="program")).unwrap().strip()
     assert uid != "0"
-    network = await lock.call("cell.attempt", what="network")
+    network = await app.call("cell.attempt", what="network")
     assert code(network) == "E3406"
-    assert records(lock, kind="violation")
-    assert code(await lock.call("cell.attempt", what="files")) == "E3401"
+    assert records(app, kind="violation")
+    assert code(await app.call("cell.attempt", what="files")) == "E3401"
 
 
-async def test_what_a_tool_reports_from_inside_counts_as_if_it_had_run_outside(lock: Interlock) -> None:
+async def test_what_a_tool_reports_from_inside_counts_as_if_it_had_run_outside(app: Interlock) -> None:
     heard: list[Any] = []
-    first = await lock.call("cell.count", {"name": "a"}, key="k", session="s", on_progress=heard.append)
+    first = await app.call("cell.count", {"name": "a"}, key="k", session="s", on_progress=heard.append)
     assert first.unwrap() == 1
     assert [one["message"] for one in heard] == ["started", "counting"]
-    assert (await lock.call("cell.count", {"name": "a"}, key="k", session="s")).replayed
-    assert (await lock.call("cell.count", {"name": "a"}, key="k2", session="s")).unwrap() == 2
-    changes = [record["affectedResource"] for record in records(lock, kind="mutation")]
+    assert (await app.call("cell.count", {"name": "a"}, key="k", session="s")).replayed
+    assert (await app.call("cell.count", {"name": "a"}, key="k2", session="s")).unwrap() == 2
+    changes = [record["affectedResource"] for record in records(app, kind="mutation")]
     assert changes == ["counter:a", "session:count"] * 2
-    preview = (await lock.call("cell.count", name="a", dry_run=True)).unwrap()
+    preview = (await app.call("cell.count", name="a", dry_run=True)).unwrap()
     assert preview["impact"] != f"looked at from uid {os.getuid()}" or os.getuid() != 0
-    assert (await lock.undo(first.invocation_id, key="u")).ok
+    assert (await app.undo(first.invocation_id, key="u")).ok
 
 
-async def test_a_preview_inside_that_is_none_is_told_like_one_outside(lock: Interlock) -> None:
-    failure = (await lock.call("cell.drop", name="a", dry_run=True)).error
+async def test_a_preview_inside_that_is_none_is_told_like_one_outside(app: Interlock) -> None:
+    failure = (await app.call("cell.drop", name="a", dry_run=True)).error
     assert failure is not None
     assert failure.code == "E3401"
     assert "the tool's preview returned `str`; a preview handler returns Preview(" in failure.message
 
 
 @pytest.mark.proves("EXEC-07")
-async def test_a_credential_reaches_the_tool_by_no_way_that_others_can_see(lock: Interlock) -> None:
-    await lock.secrets.set("cell/token", "a-lent-canary", by="local:test")
-    result = (await lock.call("cell.lent", what="x")).unwrap()
+async def test_a_credential_reaches_the_tool_by_no_way_that_others_can_see(app: Interlock) -> None:
+    await app.secrets.set("cell/token", "a-lent-canary", by="local:test")
+    result = (await app.call("cell.lent", what="x")).unwrap()
     assert result == "13 [REDACTED] []"
 
 
 @pytest.mark.proves("EXEC-07")
 async def test_a_tool_that_dies_with_a_credential_leaves_no_image_of_its_memory(
-    lock: Interlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    app: Interlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    await lock.secrets.set("cell/token", "a-lent-canary", by="local:test")
+    await app.secrets.set("cell/token", "a-lent-canary", by="local:test")
     # A core of a byte is none: the kernel neither writes it nor pipes it to anybody.
-    assert (await lock.call("cell.dying", what="look")).unwrap() == "True False"
-    assert code(await lock.call("cell.dying", what="abort")) == "E3404"
+    assert (await app.call("cell.dying", what="look")).unwrap() == "True False"
+    assert code(await app.call("cell.dying", what="abort")) == "E3404"
     left = [path for path in tmp_path.rglob("*") if path.is_file()]  # noqa: ASYNC240 - a test may wait for its disk
     assert left
     assert not any("core" in path.name or b"a-lent-canary" in path.read_bytes() for path in left)
@@ -185,7 +185,7 @@ async def test_a_tool_that_dies_with_a_credential_leaves_no_image_of_its_memory(
 @pytest.mark.proves("AUDIT-07")
 @pytest.mark.proves("EXEC-07")
 async def test_while_a_program_runs_nobody_sees_its_parameters_or_its_credential(
-    lock: Interlock, tmp_path: Path
+    app: Interlock, tmp_path: Path
 ) -> None:
     script = "read given; cat $HOME/.secrets/cell.token >/dev/null; sleep 1; echo done"
     quiet = manifest(
@@ -193,9 +193,9 @@ async def test_while_a_program_runs_nobody_sees_its_parameters_or_its_credential
         required_permissions=["credentials:cell/token"],
     )  # fmt: skip
     _, (tool,) = load(written(tmp_path / "quiet.json", quiet))
-    await admit(lock, tool)
-    await lock.secrets.set("cell/token", "a-lent-canary", by="local:test")
-    call = asyncio.ensure_future(lock.call("prog.quiet", text="a-sent-canary"))
+    await admit(app, tool)
+    await app.secrets.set("cell/token", "a-lent-canary", by="local:test")
+    call = asyncio.ensure_future(app.call("prog.quiet", text="a-sent-canary"))
     looks, seen = 0, b""
     while not call.done():
         shown = b" ".join((*processes.told("cmdline"), *processes.told("environ")))
@@ -208,31 +208,31 @@ async def test_while_a_program_runs_nobody_sees_its_parameters_or_its_credential
 
 
 @pytest.mark.proves("EXEC-02")
-async def test_full_access_is_asked_for_at_every_call(lock: Interlock) -> None:
-    pending = await lock.call("cell.unbound", what="x")
+async def test_full_access_is_asked_for_at_every_call(app: Interlock) -> None:
+    pending = await app.call("cell.unbound", what="x")
     assert pending.pending
-    await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
-    assert (await lock.call("cell.unbound", what="x")).unwrap() == "x"
-    assert (await lock.call("cell.unbound", what="x")).pending
+    await app.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
+    assert (await app.call("cell.unbound", what="x")).unwrap() == "x"
+    assert (await app.call("cell.unbound", what="x")).pending
 
 
 @pytest.mark.proves("EXEC-02")
-async def test_nobody_agrees_to_full_access_in_advance(lock: Interlock) -> None:
+async def test_nobody_agrees_to_full_access_in_advance(app: Interlock) -> None:
     bounds: dict[str, Any] = {
-        "caller": lock.caller.acting, "arguments": {"what": "x"}, "uses": 5,
-        "expires_ms": lock.clock.now_ms() + 60_000,
+        "caller": app.caller.acting, "arguments": {"what": "x"}, "uses": 5,
+        "expires_ms": app.clock.now_ms() + 60_000,
     }  # fmt: skip
     with pytest.raises(Failure, match="tier 3") as refused:
-        await lock.standing_approvals.grant("cell.unbound", by=REVIEWER, **bounds)
+        await app.standing_approvals.grant("cell.unbound", by=REVIEWER, **bounds)
     assert refused.value.code == "E3004"
     # One that is there all the same, from a version of the tool that asked for less, covers no call.
     wish = Standing(
-        id="sta_old", tenant=lock.caller.tenant, tool="cell.unbound", versions="1.0.0", granted_by=REVIEWER.id, **bounds
+        id="sta_old", tenant=app.caller.tenant, tool="cell.unbound", versions="1.0.0", granted_by=REVIEWER.id, **bounds
     )
     groups = frozenset({"approvers"})
-    await lock.journal.commit(standing.grant(wish, REVIEWER, groups, lock.clock.now_ms(), ()))
-    assert (await lock.call("cell.unbound", what="x")).pending
-    assert [one.used for one in await lock.standing_approvals.list()] == [0]
+    await app.journal.commit(standing.grant(wish, REVIEWER, groups, app.clock.now_ms(), ()))
+    assert (await app.call("cell.unbound", what="x")).pending
+    assert [one.used for one in await app.standing_approvals.list()] == [0]
 
 
 # Tiers
@@ -281,8 +281,8 @@ def test_a_tool_gets_the_lowest_tier_that_covers_what_it_asks_for(
 
 
 @pytest.mark.proves("EXEC-02")
-async def test_what_comes_through_a_door_starts_at_tier_0(lock: Interlock) -> None:
-    register = Service(lock).registration.register
+async def test_what_comes_through_a_door_starts_at_tier_0(app: Interlock) -> None:
+    register = Service(app).registration.register
     wishes: tuple[dict[str, Any], ...] = (
         {"execution": {"env": {"LANG": "C"}}},
         {"network_policy": {"allowed_domains": ["a.example"]}},
@@ -294,36 +294,36 @@ async def test_what_comes_through_a_door_starts_at_tier_0(lock: Interlock) -> No
     )
     for number, said in enumerate(wishes):
         with pytest.raises(Failure, match="on the machine"):
-            await register(manifest(f"one{number}", ["true"], **said), by=lock.caller)
-    await register(manifest("plain", ["printf", "x"]), by=lock.caller)
-    assert (await lock.catalog.resolve("prog.plain")).prepared.tier == 0
+            await register(manifest(f"one{number}", ["true"], **said), by=app.caller)
+    await register(manifest("plain", ["printf", "x"]), by=app.caller)
+    assert (await app.catalog.resolve("prog.plain")).prepared.tier == 0
 
 
 # Profiles
 
 
 @pytest.mark.proves("AUTH-07")
-async def test_neither_a_sandbox_nor_an_upstream_is_handed_more_scopes_than_its_tool_requires(lock: Interlock) -> None:
+async def test_neither_a_sandbox_nor_an_upstream_is_handed_more_scopes_than_its_tool_requires(app: Interlock) -> None:
     """Also where the caller holds more, and a token with more."""
     needed, wide = frozenset({"a:read", "b:read"}), frozenset({"a:read", "b:read", "c:read", "admin"})
     far = Receiving()
-    lock.connect_through(lambda _: cast("Connector", far))
+    app.connect_through(lambda _: cast("Connector", far))
     native = {"kind": "upstream", "target": "far", "native": {"name": "x"}}
     said = manifest("far", ["far"], parameters={}, namespace="kind", protocol="custom", required_scopes=sorted(needed))
     one = without_function(parse_manifest({**said, "execution": native}))
-    await admit(lock, one)
-    lock.issuer_keys.init("EdDSA")
+    await admit(app, one)
+    app.issuer_keys.init("EdDSA")
     agent = make_did_key(make_private("EdDSA").public_key())
-    await lock.identities.register(Identity(did=agent, trust=90), by="test")
-    token = await lock.tokens.issue(subject=agent, scopes=sorted(wide), by=lock.caller)
-    for holder in (Caller(id="user:ann", scopes=wide), await lock.caller_of(token)):
+    await app.identities.register(Identity(did=agent, trust=90), by="test")
+    token = await app.tokens.issue(subject=agent, scopes=sorted(wide), by=app.caller)
+    for holder in (Caller(id="user:ann", scopes=wide), await app.caller_of(token)):
         assert holder.scopes == wide
-        assert (await lock.call("cell.holding", caller=holder)).unwrap() == sorted(needed)
-        assert (await lock.call("kind.far", caller=holder)).unwrap() == "done"
+        assert (await app.call("cell.holding", caller=holder)).unwrap() == sorted(needed)
+        assert (await app.call("kind.far", caller=holder)).unwrap() == "done"
         assert far.callers.pop().scopes == needed
         for name in ("cell.holding", "kind.far"):
             lacking = replace(holder, scopes=frozenset({"a:read", "c:read"}))
-            assert code(await lock.call(name, caller=lacking)) == "E3206"
+            assert code(await app.call(name, caller=lacking)) == "E3206"
     assert not far.callers
 
 
@@ -388,12 +388,12 @@ def of_kind(kind: str) -> Tool[..., Any]:
 @pytest.mark.proves("EXEC-01")
 @pytest.mark.parametrize("kind", get_args(ExecutionKind))
 async def test_a_profile_states_what_can_be_done_and_the_rest_is_answered_as_unsupported(
-    lock: Interlock, kind: str
+    app: Interlock, kind: str
 ) -> None:
     far.answer = asyncio.Event()
-    lock.connect_through(lambda _: cast("Connector", far))
+    app.connect_through(lambda _: cast("Connector", far))
     one = of_kind(kind)
-    await admit(lock, one)
+    await admit(app, one)
     profile = execution_profile(contract_of(one.manifest)).document()
     ToolExecutionProfile.parse(profile)
     assert (profile["kind"], profile["timeout_ms"]) == (kind, 5000)
@@ -402,24 +402,24 @@ async def test_a_profile_states_what_can_be_done_and_the_rest_is_answered_as_uns
     assert profile["supports_abort"] == (kind == "shell")
     assert not profile["supports_cancellation"]
     assert not profile["supports_resume"]
-    calls = Service(lock).calls
+    calls = Service(app).calls
     arguments = {} if kind in ("shell", "mcp", "api", "remote") else {"text": "a"}
-    call = calls.start(Ask(one.manifest.address, arguments), lock.caller, door="library")
-    await until(lambda: lock.gateway.runner.active.get(call))
-    assert await calls.cancel(call, lock.caller) == "unsupported"
+    call = calls.start(Ask(one.manifest.address, arguments), app.caller, door="library")
+    await until(lambda: app.gateway.runner.active.get(call))
+    assert await calls.cancel(call, app.caller) == "unsupported"
     with pytest.raises(Failure) as refused:
-        await calls.resume(call, lock.caller)
+        await calls.resume(call, app.caller)
     assert (refused.value.code, refused.value.row.error_class) == ("E3109", "capability_gap")
     far.answer.set()
-    await until(lambda: calls.result(call, lock.caller))
-    ended = await calls.result(call, lock.caller)
+    await until(lambda: calls.result(call, app.caller))
+    ended = await calls.result(call, app.caller)
     assert ended is not None
     assert ended.ok, "nobody stopped it"
-    assert await calls.cancel(call, lock.caller) == "finished"
-    await lock.journal.commit(lambda _: None)  # the answers are on record by now
-    assert [one["answer"] for one in records(lock, call, kind="cancel")] == ["unsupported", "finished"]
+    assert await calls.cancel(call, app.caller) == "finished"
+    await app.journal.commit(lambda _: None)  # the answers are on record by now
+    assert [one["answer"] for one in records(app, call, kind="cancel")] == ["unsupported", "finished"]
     heard: list[Any] = []
-    followed = await lock.call(one.manifest.address, arguments, on_progress=heard.append)
+    followed = await app.call(one.manifest.address, arguments, on_progress=heard.append)
     assert followed.ok
     unsupported = "PROGRESS_UNSUPPORTED" in followed.metadata.get("warnings", ())
     assert unsupported != profile["supports_progress"]
@@ -427,21 +427,21 @@ async def test_a_profile_states_what_can_be_done_and_the_rest_is_answered_as_uns
 
 
 @pytest.mark.proves("EXEC-01")
-async def test_what_a_profile_states_is_offered(lock: Interlock) -> None:
+async def test_what_a_profile_states_is_offered(app: Interlock) -> None:
     far.answer = asyncio.Event()
-    await admit(lock, one := tool(name="loose_tool", **FIXED)(held))
+    await admit(app, one := tool(name="loose_tool", **FIXED)(held))
     profile = execution_profile(contract_of(one.manifest))
     assert (profile.supports_abort, profile.supports_cancellation) == (True, True)
-    calls = Service(lock).calls
-    call = calls.start(Ask("kind.loose_tool", {"text": "a"}), lock.caller, door="library")
-    await until(lambda: lock.gateway.runner.active.get(call))
-    assert await calls.cancel(call, lock.caller) == "canceled"
-    await until(lambda: calls.result(call, lock.caller))
-    ended = await calls.result(call, lock.caller)
+    calls = Service(app).calls
+    call = calls.start(Ask("kind.loose_tool", {"text": "a"}), app.caller, door="library")
+    await until(lambda: app.gateway.runner.active.get(call))
+    assert await calls.cancel(call, app.caller) == "canceled"
+    await until(lambda: calls.result(call, app.caller))
+    ended = await calls.result(call, app.caller)
     assert ended is not None
     assert ended.state == "canceled"
     heard: list[Any] = []
-    assert (await lock.call("cell.count", {"name": "a"}, key="k", on_progress=heard.append)).ok
+    assert (await app.call("cell.count", {"name": "a"}, key="k", on_progress=heard.append)).ok
     assert [one["message"] for one in heard] == ["started", "counting"]
 
 

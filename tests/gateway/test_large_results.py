@@ -83,11 +83,11 @@ async def _(count: int) -> None:
 @pytest.mark.shows("Python function", "results bounded")
 @pytest.mark.parametrize("name", ["plain", "greedy", "rows", "modest", "escaped"])
 async def test_a_result_over_the_limit_is_refused_and_one_below_it_is_not(tmp_path: Path, name: str) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False, max_result_bytes=10_000) as lock:
-        await admit(lock, plain, modest, greedy, escaped, rows)
+    async with Interlock.open(tmp_path, housekeeping=False, max_result_bytes=10_000) as app:
+        await admit(app, plain, modest, greedy, escaped, rows)
         few, many = {"modest": (70, 80), "escaped": (1600, 1700), "rows": (400, 500)}.get(name, (700, 800))
-        assert (await lock.call(f"big.{name}", count=few)).ok
-        refused = (await lock.call(f"big.{name}", count=many)).error
+        assert (await app.call(f"big.{name}", count=few)).ok
+        refused = (await app.call(f"big.{name}", count=many)).error
         assert refused is not None
         assert (refused.code, refused.retryable) == ("E3416", False)
         assert refused.details == {"mostBytes": 1000 if name == "modest" else 10_000, "executed": False}
@@ -95,10 +95,10 @@ async def test_a_result_over_the_limit_is_refused_and_one_below_it_is_not(tmp_pa
 
 
 async def test_a_write_whose_result_is_too_large_has_taken_effect_on_record_and_can_be_undone(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False, max_result_bytes=1000) as lock:
-        await admit(lock, fill)
-        first = await lock.call("big.fill", count=500, key="once")
-        again = await lock.call("big.fill", count=500, key="once")
+    async with Interlock.open(tmp_path, housekeeping=False, max_result_bytes=1000) as app:
+        await admit(app, fill)
+        first = await app.call("big.fill", count=500, key="once")
+        again = await app.call("big.fill", count=500, key="once")
         for result in (first, again):
             assert result.error is not None
             assert (result.error.code, result.state) == ("E3416", "failed")
@@ -106,28 +106,28 @@ async def test_a_write_whose_result_is_too_large_has_taken_effect_on_record_and_
             assert result.error.details["executed"] is True
             assert "was carried out" in result.error.message
         assert again.replayed
-        mutations = lock.journal.reader.all("SELECT call FROM journal WHERE kind = 'mutation'")
+        mutations = app.journal.reader.all("SELECT call FROM journal WHERE kind = 'mutation'")
         assert mutations == [(first.invocation_id,)], "it ran once, and what it changed is on record"
-        assert lock.journal.reader.all("SELECT state FROM reservation") == [("done",)]
+        assert app.journal.reader.all("SELECT state FROM reservation") == [("done",)]
         undone.clear()
-        assert (await lock.undo(first.invocation_id, key="undo")).ok
+        assert (await app.undo(first.invocation_id, key="undo")).ok
         assert undone == [500]
 
 
 async def test_a_large_result_is_written_on_another_thread_and_a_small_one_is_not(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await admit(lock, rows)
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await admit(app, rows)
         for count, here in ((10, True), (LARGE // 15, False)):
             written_on.clear()
-            assert (await lock.call("big.rows", count=count)).ok
+            assert (await app.call("big.rows", count=count)).ok
             assert {thread is threading.main_thread() for thread in written_on} == {here}
 
 
 async def test_a_result_far_over_the_limit_is_neither_copied_nor_encoded(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False, max_result_bytes=1_000_000) as lock:
-        await admit(lock, rows)
+    async with Interlock.open(tmp_path, housekeeping=False, max_result_bytes=1_000_000) as app:
+        await admit(app, rows)
         written_on.clear()
-        refused = (await lock.call("big.rows", count=200_000)).error
+        refused = (await app.call("big.rows", count=200_000)).error
         assert refused is not None
         assert refused.code == "E3416"
         assert written_on == []
@@ -137,22 +137,22 @@ async def test_without_the_compiled_walk_the_limits_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "compiled", None)
-    async with Interlock.open(tmp_path, housekeeping=False, max_result_bytes=10_000) as lock:
-        await admit(lock, plain)
-        assert (await lock.call("big.plain", count=700)).ok
-        refused = (await lock.call("big.plain", count=800)).error
+    async with Interlock.open(tmp_path, housekeeping=False, max_result_bytes=10_000) as app:
+        await admit(app, plain)
+        assert (await app.call("big.plain", count=700)).ok
+        refused = (await app.call("big.plain", count=800)).error
         assert refused is not None
         assert refused.code == "E3416"
 
 
 async def test_others_are_served_while_a_large_result_is_handled(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await admit(lock, rows, plain)
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await admit(app, rows, plain)
         ann = Caller(id="user:ann")
-        large = asyncio.create_task(lock.call("big.rows", count=100_000, caller=ann))
+        large = asyncio.create_task(app.call("big.rows", count=100_000, caller=ann))
         served = 0
         while not large.done():
-            assert (await lock.call("big.plain", count=1)).ok
+            assert (await app.call("big.plain", count=1)).ok
             served += 1
             await asyncio.sleep(0)
         assert large.result().ok

@@ -48,7 +48,7 @@ async def fail(text: Annotated[str, Field(description="a text", examples=["x"])]
 
 
 @pytest_asyncio.fixture
-async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
+async def app(tmp_path: Path) -> AsyncGenerator[Interlock]:
     async with Interlock.open(tmp_path, housekeeping=False) as opened:
         await admit(opened, total, give_back, fail, sample.send)
         yield opened
@@ -82,9 +82,9 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[bool]]:
 
 @pytest.mark.parametrize("large", [False, True])
 async def test_only_large_inputs_are_checked_in_a_thread(
-    lock: Interlock, walked: dict[str, set[bool]], large: bool
+    app: Interlock, walked: dict[str, set[bool]], large: bool
 ) -> None:
-    result = await lock.call("large.total", numbers=["7"] * (MANY if large else 3), caller=ANN)
+    result = await app.call("large.total", numbers=["7"] * (MANY if large else 3), caller=ANN)
     assert result.value == 7 * (MANY if large else 3)
     assert walked["coerce"] == {not large}
     assert walked["canonical" if large else "plain_form"] == {not large}
@@ -102,19 +102,19 @@ async def test_only_large_inputs_are_checked_in_a_thread(
     ],
 )
 async def test_what_takes_long_to_write_is_written_in_a_thread_although_it_is_short(
-    lock: Interlock, walked: dict[str, set[bool]], value: Any
+    app: Interlock, walked: dict[str, set[bool]], value: Any
 ) -> None:
-    result = await lock.call("large.give_back", value=value, caller=ANN)
+    result = await app.call("large.give_back", value=value, caller=ANN)
     assert result.ok, result.error
     assert walked["canonical"] == {False}
 
 
 @pytest.mark.parametrize("large", [False, True])
 async def test_only_large_results_are_searched_in_a_thread(
-    lock: Interlock, walked: dict[str, set[bool]], large: bool
+    app: Interlock, walked: dict[str, set[bool]], large: bool
 ) -> None:
     value = [f"user{number}@example.org" for number in range(MANY if large else 3)]
-    result = await lock.call("large.give_back", value=value, caller=ANN)
+    result = await app.call("large.give_back", value=value, caller=ANN)
     assert result.ok
     assert result.redacted
     assert "@" not in str(result.value)
@@ -124,9 +124,9 @@ async def test_only_large_results_are_searched_in_a_thread(
 
 @pytest.mark.parametrize("large", [False, True])
 async def test_only_a_long_failure_is_cleaned_in_a_thread(
-    lock: Interlock, walked: dict[str, set[bool]], large: bool
+    app: Interlock, walked: dict[str, set[bool]], large: bool
 ) -> None:
-    failed = (await lock.call("large.fail", text="a@example.org " * (MANY if large else 3), caller=ANN)).error
+    failed = (await app.call("large.fail", text="a@example.org " * (MANY if large else 3), caller=ANN)).error
     assert failed is not None
     assert failed.code == "E3401"
     assert "@" not in failed.message
@@ -134,9 +134,9 @@ async def test_only_a_long_failure_is_cleaned_in_a_thread(
     assert walked["redact_and_log"] == {not large}
 
 
-async def test_what_a_caller_changes_while_a_large_input_is_checked_has_no_effect(lock: Interlock) -> None:
+async def test_what_a_caller_changes_while_a_large_input_is_checked_has_no_effect(app: Interlock) -> None:
     numbers = ["7"] * MANY
-    calling = asyncio.ensure_future(lock.call("large.total", numbers=numbers, caller=ANN))
+    calling = asyncio.ensure_future(app.call("large.total", numbers=numbers, caller=ANN))
     while not calling.done():
         numbers[:] = ["9"] * MANY if numbers[0] == "7" else ["7"] * MANY
         await asyncio.sleep(0)
@@ -149,13 +149,13 @@ async def test_what_a_caller_changes_while_a_large_input_is_checked_has_no_effec
     (5000, 1000, ["INPUT_MUTATIONS_OMITTED count=4000"]),
 ])  # fmt: skip
 async def test_a_thousand_changes_of_an_input_are_recorded_one_by_one_and_the_others_by_their_member(
-    lock: Interlock, sent: int, listed: int, warnings: list[str] | None
+    app: Interlock, sent: int, listed: int, warnings: list[str] | None
 ) -> None:
-    result = await lock.call("large.total", numbers=["7"] * sent, caller=ANN)
+    result = await app.call("large.total", numbers=["7"] * sent, caller=ANN)
     together = ["/numbers"] if sent > listed else []
     assert len(result.metadata["input_mutations"]) == listed + len(together)
     assert result.metadata.get("warnings") == warnings
-    (body,) = lock.journal.reader.all(
+    (body,) = app.journal.reader.all(
         "SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (result.invocation_id,)
     )
     record = orjson.loads(body[0])
@@ -164,38 +164,38 @@ async def test_a_thousand_changes_of_an_input_are_recorded_one_by_one_and_the_ot
     assert record.get("warnings") == warnings
 
 
-async def test_a_call_with_very_many_private_values_is_refused(lock: Interlock) -> None:
+async def test_a_call_with_very_many_private_values_is_refused(app: Interlock) -> None:
     many = [{"password": f"hunter-{number}-22"} for number in range(2 * MOST_PRIVATE)]
-    refused = (await lock.call("large.give_back", value=many, caller=ANN)).error
+    refused = (await app.call("large.give_back", value=many, caller=ANN)).error
     assert refused is not None
     assert (refused.code, refused.details) == ("E3004", {"mostPrivateValues": MOST_PRIVATE})
-    assert (await lock.call("large.give_back", value=many[:3], caller=ANN)).ok
+    assert (await app.call("large.give_back", value=many[:3], caller=ANN)).ok
 
 
 @pytest.mark.parametrize("name", ["tool", "version", "key", "session", "task"])
-async def test_a_long_name_is_refused_and_not_recorded(lock: Interlock, name: str) -> None:
+async def test_a_long_name_is_refused_and_not_recorded(app: Interlock, name: str) -> None:
     long = "n" * (LONGEST_NAME + 1)
     asked: dict[str, Any] = {"tool": "large.total", "arguments": {"numbers": [1]}, "caller": ANN, name: long}
-    result = await lock.gateway.invoke(Request(**asked))
+    result = await app.gateway.invoke(Request(**asked))
     assert result.error is not None
     assert result.error.code == "E3004"
     assert str(LONGEST_NAME) in result.error.message
-    records = lock.journal.reader.all("SELECT body FROM journal WHERE call = ?", (result.invocation_id,))
+    records = app.journal.reader.all("SELECT body FROM journal WHERE call = ?", (result.invocation_id,))
     assert records
     assert not any(long.encode() in body for (body,) in records)
 
 
-async def test_a_long_trace_is_not_recorded(lock: Interlock) -> None:
-    result = await lock.call("large.total", numbers=[1], caller=ANN, trace_id="t" * 5000)
+async def test_a_long_trace_is_not_recorded(app: Interlock) -> None:
+    result = await app.call("large.total", numbers=[1], caller=ANN, trace_id="t" * 5000)
     assert result.ok
     assert len(result.trace_id) <= 128
 
 
 @pytest.mark.parametrize("text", ["word " * 800_000, "a" * 4_000_000, "1" * 4_000_000])
-async def test_a_reviewer_sees_the_beginning_of_a_long_text_and_how_much_is_missing(lock: Interlock, text: str) -> None:
-    asked = await lock.call("demo.send", to=text, key="k", caller=ANN)
+async def test_a_reviewer_sees_the_beginning_of_a_long_text_and_how_much_is_missing(app: Interlock, text: str) -> None:
+    asked = await app.call("demo.send", to=text, key="k", caller=ANN)
     assert asked.pending
-    (ticket,) = await lock.approvals.list()
+    (ticket,) = await app.approvals.list()
     shown = ticket.params["to"]
     missing = re.search(r"\[([0-9,]+) more characters\]\Z", shown)
     assert missing is not None
@@ -204,17 +204,17 @@ async def test_a_reviewer_sees_the_beginning_of_a_long_text_and_how_much_is_miss
     assert len(shown) < 40_000
 
 
-async def test_hooks_get_large_data_although_every_default_thread_hangs(lock: Interlock) -> None:
+async def test_hooks_get_large_data_although_every_default_thread_hangs(app: Interlock) -> None:
     seen: list[int] = []
-    lock.hook(Hook(id="after", when="post", run=lambda one: seen.append(len(one.value))))
-    lock.hook(Hook(id="failed", when="failure", run=lambda one: seen.append(len(one.input["text"]))))
+    app.hook(Hook(id="after", when="post", run=lambda one: seen.append(len(one.value))))
+    app.hook(Hook(id="failed", when="failure", run=lambda one: seen.append(len(one.input["text"]))))
     value, loop, end = "x" * 600_000, asyncio.get_running_loop(), threading.Event()
     with ThreadPoolExecutor(1) as only:
         loop.set_default_executor(only)
         hung = loop.run_in_executor(None, end.wait)
         try:
-            assert (await lock.call("large.give_back", value=value, caller=ANN)).ok
-            assert (await lock.call("large.fail", text=value, caller=ANN)).state == "failed"
+            assert (await app.call("large.give_back", value=value, caller=ANN)).ok
+            assert (await app.call("large.fail", text=value, caller=ANN)).state == "failed"
         finally:
             end.set()
             await hung

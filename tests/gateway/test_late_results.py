@@ -46,15 +46,15 @@ class Late:
 
         self.tool = write(pay, **options)
 
-    async def cut_off(self, lock: Interlock, clock: FakeClock, size: int) -> None:
-        call = asyncio.create_task(lock.call("demo.pay", {"size": size}, key="k", timeout_s=5, caller=ANN))
+    async def cut_off(self, app: Interlock, clock: FakeClock, size: int) -> None:
+        call = asyncio.create_task(app.call("demo.pay", {"size": size}, key="k", timeout_s=5, caller=ANN))
         await until(self.entered.is_set)
         clock.advance(6)
         assert code(await call) == "E3402"
 
-    async def end(self, lock: Interlock) -> None:
+    async def end(self, app: Interlock) -> None:
         self.release.set()
-        await until(lambda: records(lock, kind="late"))
+        await until(lambda: records(app, kind="late"))
 
 
 @pytest.fixture
@@ -79,13 +79,13 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[bool]]:
     return seen
 
 
-def pieces(lock: Interlock) -> list[int]:
-    return [count for (count,) in lock.journal.reader.all("SELECT pieces FROM payload WHERE ref LIKE 'payload:%'")]
+def pieces(app: Interlock) -> list[int]:
+    return [count for (count,) in app.journal.reader.all("SELECT pieces FROM payload WHERE ref LIKE 'payload:%'")]
 
 
-def largest_row(lock: Interlock) -> int:
+def largest_row(app: Interlock) -> int:
     """The size of the largest outcome that stands in the row of a key."""
-    return lock.journal.reader.all("SELECT max(length(result)) FROM reservation")[0][0]
+    return app.journal.reader.all("SELECT max(length(result)) FROM reservation")[0][0]
 
 
 @pytest.mark.parametrize("told", ["by reference", "inline"])
@@ -94,18 +94,18 @@ async def test_a_late_result_is_walked_over_beside_the_loop_and_written_in_piece
     tmp_path: Path, walked: dict[str, set[bool]], told: str, size: int
 ) -> None:
     clock, late = FakeClock(), Late(persist_output=told == "by reference")
-    async with Interlock.open(tmp_path, clock=clock.clock, housekeeping=False) as lock:
-        await admit(lock, late.tool)
-        await late.cut_off(lock, clock, size)
+    async with Interlock.open(tmp_path, clock=clock.clock, housekeeping=False) as app:
+        await admit(app, late.tool)
+        await late.cut_off(app, clock, size)
         walked.clear()
-        await late.end(lock)
+        await late.end(app)
         large = size > LARGE
         assert set(walked) == {"map_output", "digest", "encode", "apply"}
         assert set().union(*walked.values()) == {not large}
-        assert [count > 1 for count in pieces(lock)] == ([True] if large else [])
-        assert largest_row(lock) < 1000
-        assert lock.journal.reader.all("SELECT name FROM fact WHERE name LIKE 'pieces%'") == []
-        again = await lock.call("demo.pay", {"size": size}, key="k", caller=ANN)
+        assert [count > 1 for count in pieces(app)] == ([True] if large else [])
+        assert largest_row(app) < 1000
+        assert app.journal.reader.all("SELECT name FROM fact WHERE name LIKE 'pieces%'") == []
+        again = await app.call("demo.pay", {"size": size}, key="k", caller=ANN)
         assert (again.value, again.replayed, late.runs) == (text(size), True, 1)
         by_reference = large and told == "by reference"
         assert (again.persistence.decision, again.persistence.ref is None) == (
@@ -116,11 +116,11 @@ async def test_a_late_result_is_walked_over_beside_the_loop_and_written_in_piece
 
 async def test_a_late_result_for_which_a_quota_has_no_room_is_on_record_and_withheld(tmp_path: Path) -> None:
     clock, late = FakeClock(), Late()
-    async with Interlock.open(tmp_path, clock=clock.clock, housekeeping=False, payload_bytes=1000) as lock:
-        await admit(lock, late.tool)
-        await late.cut_off(lock, clock, MUCH)
-        await late.end(lock)
-        again = await lock.call("demo.pay", {"size": MUCH}, key="k", caller=ANN)
+    async with Interlock.open(tmp_path, clock=clock.clock, housekeeping=False, payload_bytes=1000) as app:
+        await admit(app, late.tool)
+        await late.cut_off(app, clock, MUCH)
+        await late.end(app)
+        again = await app.call("demo.pay", {"size": MUCH}, key="k", caller=ANN)
         assert (again.value, again.replayed, late.runs) == (None, True, 1)
         assert again.persistence.decision == "link"
         assert "payload_bytes" in again.persistence.reason
@@ -129,15 +129,15 @@ async def test_a_late_result_for_which_a_quota_has_no_room_is_on_record_and_with
 
 async def test_a_home_that_is_closed_waits_until_a_late_outcome_is_on_record(tmp_path: Path) -> None:
     clock, late = FakeClock(), Late()
-    async with Interlock.open(tmp_path, clock=clock.clock, housekeeping=False) as lock:
-        await admit(lock, late.tool)
-        await late.cut_off(lock, clock, MUCH)
+    async with Interlock.open(tmp_path, clock=clock.clock, housekeeping=False) as app:
+        await admit(app, late.tool)
+        await late.cut_off(app, clock, MUCH)
         late.release.set()
-        settling = lock.gateway.runner._late._settling  # pyright: ignore[reportPrivateUsage]
+        settling = app.gateway.runner._late._settling  # pyright: ignore[reportPrivateUsage]
         await until(lambda: settling)
-    async with Interlock.open(tmp_path, clock=clock.clock, housekeeping=False) as lock:
-        await admit(lock, late.tool)
-        again = await lock.call("demo.pay", {"size": MUCH}, key="k", caller=ANN)
+    async with Interlock.open(tmp_path, clock=clock.clock, housekeeping=False) as app:
+        await admit(app, late.tool)
+        again = await app.call("demo.pay", {"size": MUCH}, key="k", caller=ANN)
         assert (again.value, again.replayed, late.runs) == (text(MUCH), True, 1)
 
 
@@ -151,33 +151,33 @@ changing = write(change, persist_output=False)
 
 async def test_a_large_result_that_is_told_as_it_is_stands_in_no_row_and_goes_with_its_key(tmp_path: Path) -> None:
     clock = FakeClock()
-    async with Interlock.open(tmp_path, clock=clock.clock, store_clock=clock.clock, housekeeping=False) as lock:
-        await admit(lock, changing)
-        first = await lock.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
+    async with Interlock.open(tmp_path, clock=clock.clock, store_clock=clock.clock, housekeeping=False) as app:
+        await admit(app, changing)
+        first = await app.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
         assert (first.value, first.persistence.decision, first.persistence.ref) == (text(MUCH), "inline", None)
-        assert "persistence" not in records(lock, kind="closed")[-1]
-        assert largest_row(lock) < 1000
-        assert [count > 1 for count in pieces(lock)] == [True]
-        again = await lock.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
+        assert "persistence" not in records(app, kind="closed")[-1]
+        assert largest_row(app) < 1000
+        assert [count > 1 for count in pieces(app)] == [True]
+        again = await app.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
         assert (again.value, again.replayed) == (text(MUCH), True)
         assert (again.persistence.decision, again.persistence.ref) == ("inline", None)
-        ((until_ms,),) = lock.journal.reader.all("SELECT expires_ms FROM payload WHERE ref LIKE 'payload:%'")
-        assert lock.journal.reader.all("SELECT expires_ms FROM reservation") == [(until_ms,)]
+        ((until_ms,),) = app.journal.reader.all("SELECT expires_ms FROM payload WHERE ref LIKE 'payload:%'")
+        assert app.journal.reader.all("SELECT expires_ms FROM reservation") == [(until_ms,)]
         assert verify(home_at(tmp_path)).faults == ()
         clock.advance((until_ms - clock.clock.now_ms()) / 1000 + 1)
-        assert await expire_payloads(lock.journal) == 1
-        assert lock.journal.reader.all("SELECT count(*) FROM payload_piece") == [(0,)]
-        anew = await lock.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
+        assert await expire_payloads(app.journal) == 1
+        assert app.journal.reader.all("SELECT count(*) FROM payload_piece") == [(0,)]
+        anew = await app.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
         assert (anew.value, anew.replayed) == (text(MUCH), False)
 
 
 async def test_a_replay_of_a_large_result_that_found_no_room_says_so(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False, payload_bytes=1000) as lock:
-        await admit(lock, changing)
-        first = await lock.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
+    async with Interlock.open(tmp_path, housekeeping=False, payload_bytes=1000) as app:
+        await admit(app, changing)
+        first = await app.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
         assert (first.value, first.persistence.decision) == (text(MUCH), "inline")
-        assert "payload_bytes" in records(lock, kind="closed")[-1]["withheld"]
-        again = await lock.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
+        assert "payload_bytes" in records(app, kind="closed")[-1]["withheld"]
+        again = await app.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
         assert (again.value, again.replayed, again.persistence.decision) == (None, True, "link")
         assert "payload_bytes" in again.persistence.reason
     assert verify(home_at(tmp_path)).faults == ()

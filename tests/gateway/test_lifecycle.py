@@ -43,21 +43,21 @@ from tests.support.stores import bury, lives
 
 
 @pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
-async def test_a_successful_call_goes_through_all_six_phases_in_order(lock: Interlock) -> None:
-    result = await lock.call("demo.add", a=1, b=2)
+async def test_a_successful_call_goes_through_all_six_phases_in_order(app: Interlock) -> None:
+    result = await app.call("demo.add", a=1, b=2)
     assert result.unwrap() == 3
-    (record,) = records(lock, result.invocation_id)
+    (record,) = records(app, result.invocation_id)
     assert record["phases"] == SIX
     assert record["states"] == ["planned", "selected", "arguments_ready", "running", "succeeded"]
 
 
 @pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
-async def test_an_executor_runs_nothing_without_the_gateways_own_grant(lock: Interlock) -> None:
-    gateway = lock.gateway
-    checked = await gateway.checked(lock.request("demo.increment", {"name": "a"}, key="k"))
+async def test_an_executor_runs_nothing_without_the_gateways_own_grant(app: Interlock) -> None:
+    gateway = app.gateway
+    checked = await gateway.checked(app.request("demo.increment", {"name": "a"}, key="k"))
     granted = await gateway._authorizer.authorize(checked)  # pyright: ignore[reportPrivateUsage]
     assert isinstance(granted, Granted)
-    others = make_executors(site(lock.clock))
+    others = make_executors(site(app.clock))
     assert len(others) == 3
     for executor in others.values():
         with pytest.raises(Failure) as refused:
@@ -105,17 +105,17 @@ LOST = "in batched audit mode, records of reads that were answered just before a
     ],
 )
 async def test_every_outcome_is_one_terminal_result_with_one_record(
-    lock: Interlock, tool: str, arguments: dict[str, Any], options: dict[str, Any], code: str | None, state: State
+    app: Interlock, tool: str, arguments: dict[str, Any], options: dict[str, Any], code: str | None, state: State
 ) -> None:
     fails = options.pop("fails", None)
     if fails is not None:
         sample.flaky.failures = [fails]
     events: list[str] = []
-    lock.listen(lambda event: events.append(event.type))
-    result = await lock.call(tool, arguments, **options)
+    app.listen(lambda event: events.append(event.type))
+    result = await app.call(tool, arguments, **options)
     assert result.state == state
     assert (None if result.error is None else result.error.code) == code
-    (record,) = records(lock, result.invocation_id)
+    (record,) = records(app, result.invocation_id)
     assert record["states"][-1] == state
     assert events.count("tool.result.created") == 1
     document = result.document()
@@ -125,38 +125,38 @@ async def test_every_outcome_is_one_terminal_result_with_one_record(
 
 
 @pytest.mark.proves("AUDIT-01")
-async def test_a_thousand_mixed_calls_leave_a_thousand_closing_records(lock: Interlock) -> None:
+async def test_a_thousand_mixed_calls_leave_a_thousand_closing_records(app: Interlock) -> None:
     async def one(index: int) -> str:
         kind = index % 6
         if kind == 0:
-            result = await lock.call("demo.add", a=index)
+            result = await app.call("demo.add", a=index)
         elif kind == 1:
-            result = await lock.call("demo.add", a="nonsense")
+            result = await app.call("demo.add", a="nonsense")
         elif kind == 2:
-            result = await lock.call("demo.nothing")
+            result = await app.call("demo.nothing")
         elif kind == 3:
-            result = await lock.call("demo.increment", name="a", key=f"k{index // 12}")
+            result = await app.call("demo.increment", name="a", key=f"k{index // 12}")
         elif kind == 4:
-            result = await lock.call("demo.send", to="x", key=f"s{index}")
+            result = await app.call("demo.send", to="x", key=f"s{index}")
         else:
-            result = await lock.call("demo.increment", name="a", dry_run=True)
+            result = await app.call("demo.increment", name="a", dry_run=True)
         return result.invocation_id
 
     # A hundred at once, so that a busy machine answers each within its five seconds.
     ids = [id_ for start in range(0, 1000, 100) for id_ in await asyncio.gather(*map(one, range(start, start + 100)))]
-    waiting = records(lock, kind="pending")
-    closed = [*records(lock), *waiting]
+    waiting = records(app, kind="pending")
+    closed = [*records(app), *waiting]
     assert sorted(record["call"] for record in closed) == sorted(ids)
     assert all(record["states"][-1] == "awaiting_approval" for record in waiting)
     fields = {
         "timestamp", "traceId", "callerId", "agentId", "toolId", "version", "operation", "inputHash", "outputSummary",
         "mutationClass", "sideEffects", "authDecision", "approvalTicketId", "latencyMs", "status", "errorCode",
     }  # fmt: skip
-    assert all(fields <= record.keys() for record in records(lock))
-    assert {record["status"] for record in records(lock)} == {"SUCCESS", "ERROR"}
+    assert all(fields <= record.keys() for record in records(app))
+    assert {record["status"] for record in records(app)} == {"SUCCESS", "ERROR"}
     assert {record["authDecision"] for record in closed} == {"ALLOW", "REQUIRES_APPROVAL", None}
     # No note of a read is left behind.
-    assert lock.gateway.runner.active.started.used == {}
+    assert app.gateway.runner.active.started.used == {}
 
 
 READER = """
@@ -165,9 +165,9 @@ from interlock import Interlock
 from tests.gateway.test_lifecycle import lingers
 
 async def main(home):
-    async with Interlock.open(home, housekeeping=False) as lock:
-        lock.catalog.attach(lingers)
-        await lock.call("demo.lingers")
+    async with Interlock.open(home, housekeeping=False) as app:
+        app.catalog.attach(lingers)
+        await app.call("demo.lingers")
 
 asyncio.run(main(sys.argv[1]))
 """
@@ -181,28 +181,28 @@ async def lingers() -> str:
 
 
 @pytest.mark.part_of("LIFE-08", rest=LOST)
-async def test_a_read_whose_process_was_killed_is_closed_as_failed_by_the_next(lock: Interlock, home: Path) -> None:
-    await lock.journal.commit(publish(lingers))
-    lock.catalog.attach(lingers)
+async def test_a_read_whose_process_was_killed_is_closed_as_failed_by_the_next(app: Interlock, home: Path) -> None:
+    await app.journal.commit(publish(lingers))
+    app.catalog.attach(lingers)
     with warm.start(["-c", READER, str(home)], os.environ, Path(__file__).parents[2], python=True):  # and kill it
-        await _noted(lock, 1)
-    bury(lock.home, *(one for one in lives(lock.home) if one != lock.instance.id))
-    (begun,) = records(lock, kind="started")
-    own = lock.gateway.with_id(lock.request("demo.lingers"))
-    mine = asyncio.create_task(lock.gateway.invoke(own))
-    await _noted(lock, 2)
+        await _noted(app, 1)
+    bury(app.home, *(one for one in lives(app.home) if one != app.instance.id))
+    (begun,) = records(app, kind="started")
+    own = app.gateway.with_id(app.request("demo.lingers"))
+    mine = asyncio.create_task(app.gateway.invoke(own))
+    await _noted(app, 2)
     for _ in range(2):  # and once is enough
         async with Interlock.open(home, housekeeping=False):
             pass
-    (closed,) = records(lock, begun["call"])
+    (closed,) = records(app, begun["call"])
     assert (closed["status"], closed["error_code"], closed["states"][-1]) == ("ERROR", "E3404", "failed")
     assert (closed["inputHash"], closed["callerId"]) == (begun["inputHash"], begun["callerId"])
     # One whose process lives is left alone, and ends by itself.
-    assert records(lock, own.id) == []
-    assert await lock.cancel(own.id or "") == "canceled"
+    assert records(app, own.id) == []
+    assert await app.cancel(own.id or "") == "canceled"
     assert (await mine).state == "canceled"
-    assert len(records(lock, own.id)) == 1
-    assert lock.journal.reader.all("SELECT 1 FROM fact WHERE name LIKE 'begun:%'") == []
+    assert len(records(app, own.id)) == 1
+    assert app.journal.reader.all("SELECT 1 FROM fact WHERE name LIKE 'begun:%'") == []
 
 
 KILLED = """
@@ -214,11 +214,11 @@ from tests.gateway import test_lifecycle
 active_calls.NOTE_AFTER_S = float("inf")  # however slow the machine, none has a record of its start
 
 async def main(home, name, options):
-    async with Interlock.open(home, housekeeping=False) as lock:
-        lock.catalog.attach(getattr(test_lifecycle, name))
+    async with Interlock.open(home, housekeeping=False) as app:
+        app.catalog.attach(getattr(test_lifecycle, name))
         if options:  # one that has ended is left as it is
-            await lock.call(f"demo.{name}", seconds=0)
-        await lock.call(f"demo.{name}", seconds=3600, **({"session": "s"} if options == "session" else {}))
+            await app.call(f"demo.{name}", seconds=0)
+        await app.call(f"demo.{name}", seconds=3600, **({"session": "s"} if options == "session" else {}))
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -258,20 +258,20 @@ async def computes(seconds: Seconds) -> str:
 @pytest.mark.parametrize("options", ["", "again", "session"])
 @pytest.mark.parametrize("name", ["awaits", "blocks", "computes"])
 async def test_a_read_that_is_killed_as_soon_as_it_runs_is_closed_as_failed_by_the_next_process(
-    lock: Interlock, home: Path, name: str, options: str
+    app: Interlock, home: Path, name: str, options: str
 ) -> None:
     """The first read of a kind takes the regular phases, as does one with a session. The second takes the fast path."""
-    await lock.journal.commit(publish({"awaits": awaits, "blocks": blocks, "computes": computes}[name]))
+    await app.journal.commit(publish({"awaits": awaits, "blocks": blocks, "computes": computes}[name]))
     words = ["-c", KILLED, str(home), name, options]
     with warm.start(words, os.environ, Path(__file__).parents[2], python=True) as process:  # and kill it
         assert await asyncio.to_thread(process.stdout.readline) == b"runs\n"
-    bury(lock.home, *(one for one in lives(lock.home) if one != lock.instance.id))
-    before = records(lock)
+    bury(app.home, *(one for one in lives(app.home) if one != app.instance.id))
+    before = records(app)
     for _ in range(2):  # and once is enough
         async with Interlock.open(home, housekeeping=False):
             pass
-    assert records(lock, kind="started") == []
-    closed = [one for one in records(lock) if one not in before]
+    assert records(app, kind="started") == []
+    closed = [one for one in records(app) if one not in before]
     if not options:
         assert before == []
     else:
@@ -281,54 +281,54 @@ async def test_a_read_that_is_killed_as_soon_as_it_runs_is_closed_as_failed_by_t
     assert [failed[one] for one in about] == ["ERROR", "E3404", "synthetic", f"demo.{name}", "1.0.0", None]
     assert (failed["states"][-1], failed.get("session")) == ("failed", "s" if options == "session" else None)
     assert failed["inputHash"] == hashlib.sha256(b'{"seconds":3600}').hexdigest()
-    assert failed["callerId"] == lock.caller.id
+    assert failed["callerId"] == app.caller.id
     assert failed["traceId"]
-    assert list(lock.home.instances.glob("*.reads")) == []
+    assert list(app.home.instances.glob("*.reads")) == []
 
 
-async def test_a_read_that_has_ended_leaves_no_note(lock: Interlock) -> None:
+async def test_a_read_that_has_ended_leaves_no_note(app: Interlock) -> None:
     for number in range(3):  # the first takes the regular phases, the others the fast path
-        assert (await lock.call("demo.add", a=number, b=1)).ok
-        assert lock.gateway.runner.active.started.used == {}
-    assert lock.gateway.runner.active.started.memory is not None
+        assert (await app.call("demo.add", a=number, b=1)).ok
+        assert app.gateway.runner.active.started.used == {}
+    assert app.gateway.runner.active.started.memory is not None
 
 
 async def test_a_read_that_finds_no_room_for_its_note_is_noted_in_the_journal(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch
+    app: Interlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("interlock.store.started_reads.SLOTS", 1)
     monkeypatch.setattr("interlock.gateway.execution.active_calls.NOTE_AFTER_S", float("inf"))
-    await lock.journal.commit(publish(lingers))
-    lock.catalog.attach(lingers)
+    await app.journal.commit(publish(lingers))
+    app.catalog.attach(lingers)
     tasks: list[asyncio.Task[Any]] = []
     for count in (0, 1):
-        request = lock.gateway.with_id(lock.request("demo.lingers"))
-        tasks.append(asyncio.create_task(lock.gateway.invoke(request)))
-        await until(lambda call=request.id or "": lock.gateway.runner.active.get(call))
-        await _noted(lock, count)
-        assert len(records(lock, kind="started")) == count
-        await lock.journal.drain()
-    (noted,) = records(lock, kind="started")
+        request = app.gateway.with_id(app.request("demo.lingers"))
+        tasks.append(asyncio.create_task(app.gateway.invoke(request)))
+        await until(lambda call=request.id or "": app.gateway.runner.active.get(call))
+        await _noted(app, count)
+        assert len(records(app, kind="started")) == count
+        await app.journal.drain()
+    (noted,) = records(app, kind="started")
     assert noted["call"] == request.id
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert len(records(lock)) == 2
-    assert lock.gateway.runner.active.started.used == {}
+    assert len(records(app)) == 2
+    assert app.gateway.runner.active.started.used == {}
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"\1" * 4096, b"\1\3\0\0\0[1]" + bytes(2040), b"\0" * 4096])
-async def test_notes_that_nobody_wrote_so_are_passed_over(lock: Interlock, home: Path, damage: bytes) -> None:
-    before = records(lock)
-    (lock.home.instances / "01M7JQ9AJG6CC9359201E27AFF.reads").write_bytes(damage)
+async def test_notes_that_nobody_wrote_so_are_passed_over(app: Interlock, home: Path, damage: bytes) -> None:
+    before = records(app)
+    (app.home.instances / "01M7JQ9AJG6CC9359201E27AFF.reads").write_bytes(damage)
     async with Interlock.open(home, housekeeping=False):
         pass
-    assert records(lock) == before
-    assert list(lock.home.instances.glob("*.reads")) == []
+    assert records(app) == before
+    assert list(app.home.instances.glob("*.reads")) == []
 
 
-async def test_notes_that_cannot_be_read_stay(lock: Interlock, home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = lock.home.instances / "01M7JQ9AJG6CC9359201E27AFF.reads"
+async def test_notes_that_cannot_be_read_stay(app: Interlock, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = app.home.instances / "01M7JQ9AJG6CC9359201E27AFF.reads"
     path.symlink_to(path)
     async with Interlock.open(home, housekeeping=False):
         pass
@@ -337,63 +337,63 @@ async def test_notes_that_cannot_be_read_stay(lock: Interlock, home: Path, caplo
 
 
 async def test_without_a_file_for_notes_reads_are_noted_in_the_journal_and_that_is_said_once(
-    lock: Interlock, caplog: pytest.LogCaptureFixture
+    app: Interlock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (lock.home.instances / f"{lock.instance.id}.reads").mkdir()
+    (app.home.instances / f"{app.instance.id}.reads").mkdir()
     for number in range(3):
-        assert (await lock.call("demo.add", a=number, b=1)).ok
+        assert (await app.call("demo.add", a=number, b=1)).ok
     assert caplog.text.count("reads are noted in the journal") == 1
-    assert [one["status"] for one in records(lock)] == ["SUCCESS"] * 3
-    assert len(records(lock, kind="started")) == 3
+    assert [one["status"] for one in records(app)] == ["SUCCESS"] * 3
+    assert len(records(app, kind="started")) == 3
 
 
-async def _noted(lock: Interlock, count: int) -> None:
+async def _noted(app: Interlock, count: int) -> None:
     """Wait until so many reads are on record as begun, by whatever process."""
     async with asyncio.timeout(60):
-        while len(records(lock, kind="started")) < count:
-            await lock.journal.commit(lambda _: None)
+        while len(records(app, kind="started")) < count:
+            await app.journal.commit(lambda _: None)
 
 
 @pytest.mark.part_of("LIFE-08", rest=LOST)
 @pytest.mark.parametrize("audit", ["batched", "durable"])
 async def test_a_caller_that_leaves_while_the_end_is_written_leaves_one_end(home: Path, audit: str) -> None:
-    async with Interlock.open(home, housekeeping=False, audit=audit) as lock:
+    async with Interlock.open(home, housekeeping=False, audit=audit) as app:
         for one in (sample.add, sample.increment):
-            lock.catalog.attach(one)
+            app.catalog.attach(one)
         for turns in range(1, 12):
-            request = lock.gateway.with_id(lock.request("demo.add", {"a": turns}))
-            again = lock.gateway.with_id(lock.request("demo.increment", {"name": "a"}, key="k"))
+            request = app.gateway.with_id(app.request("demo.add", {"a": turns}))
+            again = app.gateway.with_id(app.request("demo.increment", {"name": "a"}, key="k"))
             for one in (request, again):
-                task = asyncio.create_task(lock.gateway.invoke(one))
+                task = asyncio.create_task(app.gateway.invoke(one))
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-                await lock.journal.drain()
-                assert len(records(lock, one.id)) == 1, turns
+                await app.journal.drain()
+                assert len(records(app, one.id)) == 1, turns
 
 
-async def test_the_short_closing_record_says_what_the_long_one_says(lock: Interlock) -> None:
-    plain = await lock.call("demo.add", a=1, b=2)
-    richer = await lock.call("demo.add", a=1)
-    (short,), (long,) = records(lock, plain.invocation_id), records(lock, richer.invocation_id)
+async def test_the_short_closing_record_says_what_the_long_one_says(app: Interlock) -> None:
+    plain = await app.call("demo.add", a=1, b=2)
+    richer = await app.call("demo.add", a=1)
+    (short,), (long,) = records(app, plain.invocation_id), records(app, richer.invocation_id)
     assert long.keys() - short.keys() == {"inputMutations"}
     own = {"call", "timestamp", "traceId", "inputHash", "latencyMs", "inputMutations"}
     assert {k: v for k, v in short.items() if k not in own} == {k: v for k, v in long.items() if k not in own}
 
 
 @pytest.mark.proves("LIFE-03")
-async def test_a_request_is_refused_without_a_caller_and_filled_up_otherwise(lock: Interlock) -> None:
-    nobody = await lock.gateway.invoke(Request(tool="demo.add", arguments={"a": 1}, caller=None))
+async def test_a_request_is_refused_without_a_caller_and_filled_up_otherwise(app: Interlock) -> None:
+    nobody = await app.gateway.invoke(Request(tool="demo.add", arguments={"a": 1}, caller=None))
     assert nobody.error is not None
     assert nobody.error.code == "E3212"
-    traced = await lock.call("demo.add", a=1, b=1, trace_id="4bf92f3577b34da6a3ce929d0e0e4736", native={"id": 7})
+    traced = await app.call("demo.add", a=1, b=1, trace_id="4bf92f3577b34da6a3ce929d0e0e4736", native={"id": 7})
     assert traced.trace_id == "4bf92f3577b34da6a3ce929d0e0e4736"
-    assert (await lock.call("demo.add", a=1)).trace_id != ""
-    (record,) = records(lock, traced.invocation_id)
+    assert (await app.call("demo.add", a=1)).trace_id != ""
+    (record,) = records(app, traced.invocation_id)
     assert record["native"] == {"id": 7}
     assert record["callerId"].startswith("local:")
-    hostile = await lock.call("demo.add", a=1, trace_id='"},{"')
+    hostile = await app.call("demo.add", a=1, trace_id='"},{"')
     assert hostile.ok
     assert hostile.trace_id != '"},{"'
 
@@ -446,23 +446,23 @@ def test_cancel_and_completion_in_any_order_leave_one_terminal_state(order: list
 
         world.gate = asyncio.Event()
         with tempfile.TemporaryDirectory() as directory:
-            async with Interlock.open(directory) as lock:
-                await lock.journal.commit(publish(sample.increment))
-                lock.catalog.attach(sample.increment)
-                request = lock.gateway.with_id(lock.request("demo.increment", {"name": "a"}, key="k"))
-                task = asyncio.create_task(lock.gateway.invoke(request))
+            async with Interlock.open(directory) as app:
+                await app.journal.commit(publish(sample.increment))
+                app.catalog.attach(sample.increment)
+                request = app.gateway.with_id(app.request("demo.increment", {"name": "a"}, key="k"))
+                task = asyncio.create_task(app.gateway.invoke(request))
                 started = asyncio.Event()
-                lock.listen(lambda event: started.set() if event.type == "tool.invocation.started" else None)
+                app.listen(lambda event: started.set() if event.type == "tool.invocation.started" else None)
                 await started.wait()
                 await asyncio.sleep(0)
                 for step in order:
                     if step == "cancel":
-                        await lock.cancel(request.id or "")
+                        await app.cancel(request.id or "")
                     else:
                         world.gate.set()
                     await asyncio.sleep(0)
                 result = await task
-                closing = records(lock, request.id)
+                closing = records(app, request.id)
                 assert len(closing) == 1
                 assert closing[0]["states"][-1] == result.state
                 assert result.state in ("succeeded", "canceled")
@@ -498,13 +498,13 @@ IN_ORDER = [
 )
 @pytest.mark.parametrize("fault", [None, *IN_ORDER])
 async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one_that_fails(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch, fault: str | None
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, fault: str | None
 ) -> None:
-    await lock.journal.commit(publish(cell.spends))
-    lock.catalog.attach(cell.spends)
-    await lock.secrets.set("cell/token", "canary", by="local:test")
-    lock.hook(Hook(id="looks", when="pre", run=lambda _: None))
-    lock.hook(Hook(id="looks too", when="post", run=lambda _: None))
+    await app.journal.commit(publish(cell.spends))
+    app.catalog.attach(cell.spends)
+    await app.secrets.set("cell/token", "canary", by="local:test")
+    app.hook(Hook(id="looks", when="pre", run=lambda _: None))
+    app.hook(Hook(id="looks too", when="post", run=lambda _: None))
     steps: list[str] = []
 
     def watched(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -519,18 +519,18 @@ async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one
     for name, (owner, attribute) in STEPS.items():
         monkeypatch.setattr(owner, attribute, watched(name, getattr(owner, attribute)))
     heard: list[str] = []
-    lock.listen(lambda event: heard.append(event.type))
-    result = await lock.call("cell.spends", name="a", key="k")
+    app.listen(lambda event: heard.append(event.type))
+    result = await app.call("cell.spends", name="a", key="k")
     assert steps == IN_ORDER[: len(IN_ORDER) if fault is None else IN_ORDER.index(fault) + 1]
     assert result.ok is (fault is None)
     assert heard[-2:] == [f"tool.invocation.{'succeeded' if result.ok else 'failed'}", "tool.result.created"]
-    assert len(records(lock, result.invocation_id)) == 1
+    assert len(records(app, result.invocation_id)) == 1
 
 
 @pytest.mark.proves("LIFE-02")
 @pytest.mark.parametrize("outcome", ["success", "failure", "timeout", "replay", "replayed failure"])
 async def test_whatever_comes_of_a_call_is_made_into_a_result_once(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch, outcome: str
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
     made: list[str] = []
     mapped: list[str] = []
@@ -544,23 +544,23 @@ async def test_whatever_comes_of_a_call_is_made_into_a_result_once(
 
     if outcome.startswith("replay"):
         sample.flaky.failures = [ValueError()] if "failure" in outcome else []
-        await lock.call("demo.unsteady", name="a", key="k")
+        await app.call("demo.unsteady", name="a", key="k")
     for module in (finish, record_failure, replay):
         monkeypatch.setattr(module, "Result", counted(made, module.Result))
     monkeypatch.setattr(map_output, "map_output", counted(mapped, map_output.map_output))
     if outcome in ("failure", "timeout"):
         sample.flaky.failures = [ValueError() if outcome == "failure" else Failure("E3402")]
-    await lock.call("demo.unsteady", name="a", key="k")
+    await app.call("demo.unsteady", name="a", key="k")
     assert (made, mapped) == ([outcome], [outcome] if outcome == "success" else [])
 
 
 @pytest.mark.proves("LIFE-02")
-async def test_the_steps_inside_the_phases_happen_in_order_and_the_output_is_mapped_once(lock: Interlock) -> None:
+async def test_the_steps_inside_the_phases_happen_in_order_and_the_output_is_mapped_once(app: Interlock) -> None:
     steps: list[str] = []
-    lock.listen(lambda event: steps.append(event.type))
-    lock.hook(Hook(id="before", when="pre", run=lambda seen: steps.append("pre")))
-    lock.hook(Hook(id="after", when="post", run=lambda seen: steps.append("post")))
-    await lock.call("demo.add", a=1, b=2)
+    app.listen(lambda event: steps.append(event.type))
+    app.hook(Hook(id="before", when="pre", run=lambda seen: steps.append("pre")))
+    app.hook(Hook(id="after", when="post", run=lambda seen: steps.append("post")))
+    await app.call("demo.add", a=1, b=2)
     assert steps == [
         "tool.invocation.planned", "tool.invocation.selected", "tool.invocation.arguments_ready",
         "tool.hook.pre.started", "pre", "tool.hook.pre.completed", "tool.permission.decided",
@@ -604,10 +604,10 @@ async def _(far: int, slow: bool) -> list[str]:
     ("far", "code"), [("2", None), ("99", "E3308"), ("98", "E3308"), ("13", "E3401"), ("12", "E3206")]
 )
 async def test_a_call_by_alias_is_checked_shown_to_hooks_run_reported_and_linked_in_order(
-    lock: Interlock, far: str, code: str | None
+    app: Interlock, far: str, code: str | None
 ) -> None:
     """The value comes as text, and hooks see the number: the observable input is made before them."""
-    await admit(lock, walks)
+    await admit(app, walks)
     WALK.clear()
 
     def seen(name: str) -> Callable[[Seen], HookResult | None]:
@@ -618,9 +618,9 @@ async def test_a_call_by_alias_is_checked_shown_to_hooks_run_reported_and_linked
         return look
 
     for when in ("pre", "post", "failure"):
-        lock.hook(Hook(id=when, when=when, run=seen(when)))
-    lock.listen(lambda event: WALK.append(event.type))
-    result = await lock.call("wander", far=far)
+        app.hook(Hook(id=when, when=when, run=seen(when)))
+    app.listen(lambda event: WALK.append(event.type))
+    result = await app.call("wander", far=far)
     input_shown = {"far": int(far), "slow": True}
     found = ["tool.invocation.planned", "tool.invocation.selected"]
     checked = ["check"] if far == "99" else ["check", "preflight"]
@@ -642,7 +642,7 @@ async def test_a_call_by_alias_is_checked_shown_to_hooks_run_reported_and_linked
     assert ("tool.invocation.progress" in WALK) == (far in ("2", "13"))
     assert (None if result.error is None else result.error.code) == code
     assert result.tool == "demo.walks@1.0.0"
-    (record,) = records(lock, result.invocation_id)
+    (record,) = records(app, result.invocation_id)
     assert (record["toolId"], record.get("error_code")) == ("demo.walks", code)
     document = result.document()
     assert document["telemetry_refs"] == [f"trace:{result.trace_id}"]
@@ -657,13 +657,13 @@ def test_replaying_the_recorded_mutations_on_the_model_input_gives_the_call_inpu
         import tempfile
 
         with tempfile.TemporaryDirectory() as directory:
-            async with Interlock.open(directory) as lock:
-                await lock.journal.commit(publish(sample.add))
-                lock.catalog.attach(sample.add)
-                lock.hook(Hook(id="adds", when="pre", run=lambda s: HookResult(updated_input={**s.input, "b": 7})))
-                gateway = lock.gateway
+            async with Interlock.open(directory) as app:
+                await app.journal.commit(publish(sample.add))
+                app.catalog.attach(sample.add)
+                app.hook(Hook(id="adds", when="pre", run=lambda s: HookResult(updated_input={**s.input, "b": 7})))
+                gateway = app.gateway
                 sent = dict(arguments)
-                checked = await gateway.checked(lock.request("demo.add", sent))
+                checked = await gateway.checked(app.request("demo.add", sent))
                 replayed = orjson.loads(checked.model_input)
                 for change in checked.more.mutations:
                     replayed[change.pointer.removeprefix("/")] = change.after
@@ -675,12 +675,12 @@ def test_replaying_the_recorded_mutations_on_the_model_input_gives_the_call_inpu
 
 
 @pytest.mark.proves("LIFE-05", "LIFE-06")
-async def test_a_hook_cannot_write_what_it_is_shown(lock: Interlock) -> None:
+async def test_a_hook_cannot_write_what_it_is_shown(app: Interlock) -> None:
     def vandal(seen: Seen) -> None:
         seen.input["a"] = 99  # pyright: ignore[reportIndexIssue] - the point of the test
 
-    lock.hook(Hook(id="vandal", when="pre", run=vandal))
-    result = await lock.call("demo.add", a=1, b=2)
+    app.hook(Hook(id="vandal", when="pre", run=vandal))
+    result = await app.call("demo.add", a=1, b=2)
     assert result.error is not None
     assert result.error.row.error_class == "hook_blocked"
 
@@ -706,10 +706,10 @@ def _spoils(seen: Seen) -> HookResult:
     ("run", "words"), [(_stops, "not today"), (_spoils, "invalid"), (_raises, "failed"), (_overruns, "too long")]
 )
 async def test_a_hook_that_stops_raises_overruns_or_breaks_the_input_blocks_the_call(
-    lock: Interlock, run: Any, words: str
+    app: Interlock, run: Any, words: str
 ) -> None:
-    lock.hook(Hook(id="guard", when="pre", run=run, timeout_s=0.05 if run is _overruns else 10))
-    result = await lock.call("demo.increment", name="a", key="k")
+    app.hook(Hook(id="guard", when="pre", run=run, timeout_s=0.05 if run is _overruns else 10))
+    result = await app.call("demo.increment", name="a", key="k")
     assert result.state == "blocked"
     assert result.error is not None
     assert result.error.code == "E3211"
@@ -719,38 +719,38 @@ async def test_a_hook_that_stops_raises_overruns_or_breaks_the_input_blocks_the_
 
 
 @pytest.mark.proves("LIFE-06")
-async def test_a_hook_can_forbid_and_ask_but_never_permit(lock: Interlock) -> None:
-    lock.hook(Hook(id="yes", when="pre", tools="demo.send", run=lambda s: HookResult(permission="allow")))
-    assert (await lock.call("demo.send", to="x", key="k")).pending
-    lock.hook(Hook(id="no", when="pre", tools="demo.add", run=lambda s: HookResult(permission="deny")))
-    denied = await lock.call("demo.add", a=1, b=2)
+async def test_a_hook_can_forbid_and_ask_but_never_permit(app: Interlock) -> None:
+    app.hook(Hook(id="yes", when="pre", tools="demo.send", run=lambda s: HookResult(permission="allow")))
+    assert (await app.call("demo.send", to="x", key="k")).pending
+    app.hook(Hook(id="no", when="pre", tools="demo.add", run=lambda s: HookResult(permission="deny")))
+    denied = await app.call("demo.add", a=1, b=2)
     assert denied.error is not None
     assert denied.error.code == "E3206"
-    lock.hook(Hook(id="ask", when="pre", tools="demo.increment", run=lambda s: HookResult(permission="ask")))
-    assert (await lock.call("demo.increment", name="a", key="k")).pending
+    app.hook(Hook(id="ask", when="pre", tools="demo.increment", run=lambda s: HookResult(permission="ask")))
+    assert (await app.call("demo.increment", name="a", key="k")).pending
     assert world.runs == 0
 
 
 @pytest.mark.proves("LIFE-06")
-async def test_hooks_add_context_and_progress_and_see_failures(lock: Interlock) -> None:
+async def test_hooks_add_context_and_progress_and_see_failures(app: Interlock) -> None:
     progress: list[Any] = []
     seen: list[Seen] = []
-    lock.hook(
+    app.hook(
         Hook(id="adds", when="pre", run=lambda s: HookResult(context=("mind the gap",), progress="looking around"))
     )
-    lock.hook(Hook(id="mourns", when="failure", run=seen.append))  # pyright: ignore[reportArgumentType] - append returns None
-    result = await lock.call("demo.add", {"a": 1, "b": 2}, on_progress=progress.append)
+    app.hook(Hook(id="mourns", when="failure", run=seen.append))  # pyright: ignore[reportArgumentType] - append returns None
+    result = await app.call("demo.add", {"a": 1, "b": 2}, on_progress=progress.append)
     told = [(one["hook"], one["output"], one["text"]) for one in result.metadata["hook_outputs"]]
     assert told == [("adds", "progress", "looking around"), ("adds", "context", "mind the gap")]
     assert [(record["message"], record["hook"]) for record in progress] == [("hook `adds`: looking around", "adds")]
     sample.flaky.failures = [Failure("E3502")]
-    await lock.call("demo.unsteady", name="a", key="k")
+    await app.call("demo.unsteady", name="a", key="k")
     assert [one.error.code for one in seen if one.error] == ["E3502"]
 
 
 @pytest.mark.proves("LIFE-07", "VALID-01")
-async def test_all_faults_are_told_at_once_in_actionable_words(lock: Interlock) -> None:
-    result = await lock.call("demo.increment", {"nmae": "a", "by": "many"})
+async def test_all_faults_are_told_at_once_in_actionable_words(app: Interlock) -> None:
+    result = await app.call("demo.increment", {"nmae": "a", "by": "many"})
     assert result.error is not None
     assert result.error.details is not None
     faults = {fault["pointer"]: fault["message"] for fault in result.error.details["faults"]}
@@ -760,7 +760,7 @@ async def test_all_faults_are_told_at_once_in_actionable_words(lock: Interlock) 
     assert set(faults) == {"/nmae", "/name", "/by", "/idempotencyKey"}
     assert len(result.error.details["faults"]) == 4
     assert result.error.row.error_code == "INVALID_INPUT"
-    assert records(lock, result.invocation_id)[0]["phases"] == ["request", "validate", "return"]
+    assert records(app, result.invocation_id)[0]["phases"] == ["request", "validate", "return"]
     assert world.runs == 0
 
 
@@ -793,12 +793,12 @@ async def _(low: int, high: int) -> list[str]:
     ],
 )
 async def test_what_a_schema_cannot_say_is_checked_before_anything_is_decided(
-    lock: Interlock, low: int, high: int, faults: list[str] | None
+    app: Interlock, low: int, high: int, faults: list[str] | None
 ) -> None:
-    await lock.journal.commit(publish(between))
-    lock.catalog.attach(between)
-    result = await lock.call("demo.between", low=low, high=high)
-    (record,) = records(lock, result.invocation_id)
+    await app.journal.commit(publish(between))
+    app.catalog.attach(between)
+    result = await app.call("demo.between", low=low, high=high)
+    (record,) = records(app, result.invocation_id)
     if faults is None:
         assert result.ok
         return
@@ -812,7 +812,7 @@ async def test_what_a_schema_cannot_say_is_checked_before_anything_is_decided(
 @pytest.mark.shows("Python function", "errors")
 @pytest.mark.proves("CONTRACT-13")
 async def test_what_a_tool_raises_never_shows_a_stack_a_path_or_a_secret(
-    lock: Interlock, caplog: pytest.LogCaptureFixture
+    app: Interlock, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = "sk-live-0123456789abcdef"
     for error in (
@@ -822,7 +822,7 @@ async def test_what_a_tool_raises_never_shows_a_stack_a_path_or_a_secret(
     ):
         sample.flaky.failures = [error]
         with caplog.at_level(logging.ERROR):
-            result = await lock.call("demo.unsteady", name="a", key=f"k{id(error)}")
+            result = await app.call("demo.unsteady", name="a", key=f"k{id(error)}")
         told = str(result.document())
         assert secret not in told
         assert "/srv" not in told
@@ -831,23 +831,23 @@ async def test_what_a_tool_raises_never_shows_a_stack_a_path_or_a_secret(
     assert any(getattr(record, "trace_id", None) for record in caplog.records)
 
 
-async def test_a_tool_that_tries_to_end_the_process_only_ends_its_own_call(lock: Interlock) -> None:
+async def test_a_tool_that_tries_to_end_the_process_only_ends_its_own_call(app: Interlock) -> None:
     sample.flaky.failures = [SystemExit(3)]  # pyright: ignore[reportAttributeAccessIssue] - on purpose
-    result = await lock.call("demo.unsteady", name="a", key="k")
+    result = await app.call("demo.unsteady", name="a", key="k")
     assert result.error is not None
     assert result.error.code == "E3404"
-    assert (await lock.call("demo.add", a=1)).ok
+    assert (await app.call("demo.add", a=1)).ok
 
 
-async def test_the_policy_is_a_file_that_can_be_replaced_and_a_broken_one_denies(lock: Interlock, home: Path) -> None:
+async def test_the_policy_is_a_file_that_can_be_replaced_and_a_broken_one_denies(app: Interlock, home: Path) -> None:
     assert "write_irreversible" in (home / "policy.cedar").read_text()
     (home / "policy.cedar").write_text('@id("none") forbid (principal, action, resource);')
-    lock.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage] - do not wait for the next look
-    denied = await lock.call("demo.add", a=1)
+    app.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage] - do not wait for the next look
+    denied = await app.call("demo.add", a=1)
     assert denied.error is not None
     assert denied.error.policy_refs == ("none",)
     (home / "policy.cedar").write_text("permit (principal,")
-    lock.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage]
-    broken = await lock.call("demo.add", {"a": 1}, caller=Caller(id="local:x"))
+    app.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage]
+    broken = await app.call("demo.add", {"a": 1}, caller=Caller(id="local:x"))
     assert broken.error is not None
     assert broken.error.code == "E3205"

@@ -93,28 +93,28 @@ def time() -> FakeClock:
 @pytest_asyncio.fixture
 async def held(home: Path, time: FakeClock) -> AsyncGenerator[Interlock]:
     seen.__init__()
-    async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
+    async with Interlock.open(home, clock=time.clock, housekeeping=False) as app:
         for one in HOLDING.values():
-            await lock.journal.commit(publish(one))
+            await app.journal.commit(publish(one))
         for one in (*HOLDING.values(), increment, send):
-            lock.catalog.attach(one)
-        await lock.identities.register(Identity(did=USER, kind="human"), by="test")
-        await lock.identities.register(Identity(did=AGENT, trust=90), by="test")
-        lock.issuer_keys.init("EdDSA")
-        yield lock
+            app.catalog.attach(one)
+        await app.identities.register(Identity(did=USER, kind="human"), by="test")
+        await app.identities.register(Identity(did=AGENT, trust=90), by="test")
+        app.issuer_keys.init("EdDSA")
+        yield app
 
 
 async def of_agent(
-    lock: Interlock,
+    app: Interlock,
     user: Sequence[str] = SCOPES,
     agent: Sequence[str] = SCOPES,
     resources: Sequence[str] | None = None,
     ttl_s: int = 60,
 ) -> str:
     """A token that a person got and passed on to an agent, each with some scopes."""
-    owned = await lock.tokens.issue(subject=USER, scopes=user, ttl_s=600, by=lock.caller)
-    return await lock.tokens.delegate(
-        owned, subject=AGENT, scopes=agent, resources=resources, ttl_s=ttl_s, by=lock.caller
+    owned = await app.tokens.issue(subject=USER, scopes=user, ttl_s=600, by=app.caller)
+    return await app.tokens.delegate(
+        owned, subject=AGENT, scopes=agent, resources=resources, ttl_s=ttl_s, by=app.caller
     )
 
 

@@ -12,12 +12,12 @@ from tests.support.paging import rows
 
 
 @pytest.fixture
-async def paged(lock: Interlock) -> Interlock:
+async def paged(app: Interlock) -> Interlock:
     from tests.support.calls import publish
 
-    await lock.journal.commit(publish(rows))
-    lock.catalog.attach(rows)
-    return lock
+    await app.journal.commit(publish(rows))
+    app.catalog.attach(rows)
+    return app
 
 
 @pytest.mark.proves("CONTRACT-07")

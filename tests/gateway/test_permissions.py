@@ -41,7 +41,7 @@ LEFT = (
 
 
 @pytest_asyncio.fixture
-async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
+async def app(tmp_path: Path) -> AsyncGenerator[Interlock]:
     async with Interlock.open(tmp_path / "home", housekeeping=False) as opened:
         yield opened
 
@@ -51,7 +51,7 @@ async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
 
 @pytest.mark.part_of("CONTRACT-21", rest=LEFT)
 async def test_a_sandboxed_tool_sees_the_directory_that_it_lists_and_not_the_one_beside_it(
-    lock: Interlock, tmp_path: Path
+    app: Interlock, tmp_path: Path
 ) -> None:
     for name in ("listed", "beside"):
         (tmp_path / name).mkdir()
@@ -63,20 +63,20 @@ async def test_a_sandboxed_tool_sees_the_directory_that_it_lists_and_not_the_one
         )  # fmt: skip
         _, (one,) = load(written(tmp_path / f"{tool_id}.json", program))
         assert one.manifest.tier == 1
-        await admit(lock, one)
-    assert (await lock.call("prog.inside")).unwrap() == "listed"
-    assert code(await lock.call("prog.outside")) == "E3401"
+        await admit(app, one)
+    assert (await app.call("prog.inside")).unwrap() == "listed"
+    assert code(await app.call("prog.outside")) == "E3401"
 
 
-async def test_a_sandboxed_tool_that_lists_no_file_sees_none(lock: Interlock, tmp_path: Path) -> None:
+async def test_a_sandboxed_tool_that_lists_no_file_sees_none(app: Interlock, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("there")
     _, (one,) = load(written(tmp_path / "none.json", manifest("none", ["cat", f"/in{tmp_path}/file"], sandbox={})))
-    await admit(lock, one)
-    assert code(await lock.call("prog.none")) == "E3401"
+    await admit(app, one)
+    assert code(await app.call("prog.none")) == "E3401"
 
 
 @pytest.mark.part_of("CONTRACT-21", rest=LEFT)
-async def test_a_path_in_the_arguments_lies_where_the_tool_lists_it(lock: Interlock, tmp_path: Path) -> None:
+async def test_a_path_in_the_arguments_lies_where_the_tool_lists_it(app: Interlock, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "a").write_text("a")
@@ -93,18 +93,18 @@ async def test_a_path_in_the_arguments_lies_where_the_tool_lists_it(lock: Interl
         ran.append(path)
         return Path(path).read_text()  # noqa: ASYNC240 - a small file
 
-    await admit(lock, peek)
-    assert (await lock.call("perm.peek", path=str(data / "a"))).unwrap() == "a"
+    await admit(app, peek)
+    assert (await app.call("perm.peek", path=str(data / "a"))).unwrap() == "a"
     ran.clear()
     for outside in ("/etc/passwd", f"{data}/../secret", f"{data}/link", f"{tmp_path}/data2/x", f"file://{tmp_path}/x"):
-        assert code(await lock.call("perm.peek", path=outside)) == "E3206", outside
+        assert code(await app.call("perm.peek", path=outside)) == "E3206", outside
     assert ran == []
 
 
 @pytest.mark.part_of("CONTRACT-21", rest=LEFT)
 @pytest.mark.parametrize(("mode", "expected"), [("write", None), ("read", "E3206")])
 async def test_a_tool_writes_only_below_a_path_that_it_lists_for_writing(
-    lock: Interlock, tmp_path: Path, mode: str, expected: str | None
+    app: Interlock, tmp_path: Path, mode: str, expected: str | None
 ) -> None:
     @tool(
         version="1.0.0", mutation_class="write_irreversible", namespace="perm",
@@ -119,8 +119,8 @@ async def test_a_tool_writes_only_below_a_path_that_it_lists_for_writing(
     def _(path: str) -> Preview:
         return Preview(impact=path)
 
-    await admit(lock, change)
-    result = await lock.call("perm.change", path=str(tmp_path / "a"), dry_run=True)
+    await admit(app, change)
+    result = await app.call("perm.change", path=str(tmp_path / "a"), dry_run=True)
     assert code(result) == expected
 
 
@@ -143,63 +143,63 @@ def _keep(shop: Path) -> Json:
     )  # fmt: skip
 
 
-async def _approved(lock: Interlock, name: str, key: str, **said: Any) -> Any:
+async def _approved(app: Interlock, name: str, key: str, **said: Any) -> Any:
     """A call that somebody approves, and its result."""
-    pending = await lock.call(name, key=key, **said)
+    pending = await app.call(name, key=key, **said)
     if "pending" not in pending.metadata:
         return pending
-    reviewer = replace(lock.caller, id="local:reviewer", groups=frozenset({"approvers"}))
-    await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=reviewer)
-    return await lock.call(name, key=key, **said)
+    reviewer = replace(app.caller, id="local:reviewer", groups=frozenset({"approvers"}))
+    await app.approvals.approve(pending.metadata["pending"]["ticketId"], by=reviewer)
+    return await app.call(name, key=key, **said)
 
 
 @pytest.mark.part_of("CONTRACT-21", rest=LEFT)
 async def test_a_sandboxed_tool_writes_to_the_directory_that_it_lists_and_its_changes_are_seen(
     tmp_path: Path, shop: Path
 ) -> None:
-    async with Interlock.open(tmp_path / "home", housekeeping=False, watched_files=(shop,)) as lock:
+    async with Interlock.open(tmp_path / "home", housekeeping=False, watched_files=(shop,)) as app:
         _, (one,) = load(written(tmp_path / "keep.json", _keep(shop)))
         assert one.manifest.tier == 1
-        await admit(lock, one)
-        result = await _approved(lock, "perm.keep", "1", path=f"{shop}/a")
+        await admit(app, one)
+        result = await _approved(app, "perm.keep", "1", path=f"{shop}/a")
         assert result.unwrap() == "kept"
         assert (shop / "a").read_text() == "kept"
         assert ((shop / "a").stat().st_uid, (shop / "a").stat().st_gid) == (os.getuid(), os.getgid())
-        changed = [(one["affectedResource"], one["mutationType"]) for one in records(lock, kind="mutation")]
+        changed = [(one["affectedResource"], one["mutationType"]) for one in records(app, kind="mutation")]
         assert changed == [(f"file:{shop}/a", "CREATE")]
         for outside in (f"{shop}/../b", f"/in{shop}/b", "/srv/b"):
-            assert code(await lock.call("perm.keep", key=outside, path=outside)) == "E3206", outside
+            assert code(await app.call("perm.keep", key=outside, path=outside)) == "E3206", outside
 
 
 async def test_an_undeclared_change_in_a_writable_directory_is_put_back(tmp_path: Path, shop: Path) -> None:
     (shop / "price").write_text("1")
-    async with Interlock.open(tmp_path / "home", housekeeping=False, watched_files=(shop,)) as lock:
+    async with Interlock.open(tmp_path / "home", housekeeping=False, watched_files=(shop,)) as app:
         program = _keep(shop)
         program["execution"]["argv"] = ["sh", "-c", f'printf 2 > {shop}/price; printf kept > "$1"', "sh", "{path}"]
         _, (one,) = load(written(tmp_path / "keep.json", program))
-        await admit(lock, one)
-        assert code(await _approved(lock, "perm.keep", "1", path=f"{shop}/a")) == "E3417"
+        await admit(app, one)
+        assert code(await _approved(app, "perm.keep", "1", path=f"{shop}/a")) == "E3417"
     assert (shop / "price").read_text() == "1"
 
 
 @pytest.mark.part_of("CONTRACT-21", rest=LEFT)
 async def test_a_token_that_does_not_cover_a_writable_directory_is_refused_before_anything_is_mounted(
-    lock: Interlock, tmp_path: Path, shop: Path
+    app: Interlock, tmp_path: Path, shop: Path
 ) -> None:
     _, (one,) = load(written(tmp_path / "keep.json", _keep(shop)))
-    await admit(lock, one)
-    caller = replace(lock.caller, capability=bound_to(f"file:{shop}/a"))
-    refused = await lock.call("perm.keep", key="1", path=f"{shop}/a", caller=caller)
+    await admit(app, one)
+    caller = replace(app.caller, capability=bound_to(f"file:{shop}/a"))
+    refused = await app.call("perm.keep", key="1", path=f"{shop}/a", caller=caller)
     assert (code(refused), "the token does not cover it" in str(refused.error)) == ("E3206", True)
     assert os.listdir(shop) == []
 
 
 async def test_the_home_is_mounted_for_no_tool(tmp_path: Path, shop: Path) -> None:
     peek = manifest("peek", ["cat", f"/in{shop}/home/x"], sandbox={}, required_permissions=[f"filesystem:read:{shop}"])
-    async with Interlock.open(shop / "home", housekeeping=False) as lock:
+    async with Interlock.open(shop / "home", housekeeping=False) as app:
         for one in load(written(tmp_path / "tools.json", peek, _keep(shop)))[1]:
-            await admit(lock, one)
-        for result in (await lock.call("prog.peek"), await _approved(lock, "perm.keep", "1", path=f"{shop}/home/x")):
+            await admit(app, one)
+        for result in (await app.call("prog.peek"), await _approved(app, "perm.keep", "1", path=f"{shop}/home/x")):
             assert (code(result), "the data directory of Interlock" in str(result.error)) == ("E3405", True)
     assert not (shop / "home" / "x").exists()
 
@@ -214,16 +214,16 @@ async def test_a_sandboxed_tool_reaches_the_host_and_port_that_it_lists_and_no_o
     # The one thing a test on one machine cannot have: a public address. Everything else is as it is.
     monkeypatch.setattr(egress, "EgressPolicy", partial(EgressPolicy, allow_private=True))
     everywhere = {"allowed_domains": ["localhost", "elsewhere.test"], "allowed_ports": [host, 1]}
-    async with Interlock.open(tmp_path / "home", housekeeping=False, egress=everywhere) as lock:
+    async with Interlock.open(tmp_path / "home", housekeeping=False, egress=everywhere) as app:
         declare = tool(
             version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=Sandboxing(), timeout_s=60,
             permissions=[f"network:http://localhost:{host}", "network:http://elsewhere.test:1"],
         )  # fmt: skip
-        await admit(lock, declare(cell.fetch.function))
-        assert (await lock.call("cell.fetch", url=f"http://localhost:{host}/")).unwrap() == "200 hello"
+        await admit(app, declare(cell.fetch.function))
+        assert (await app.call("cell.fetch", url=f"http://localhost:{host}/")).unwrap() == "200 hello"
         # Each host is listed with its own port.
         for url in ("http://localhost:1/", f"http://elsewhere.test:{host}/", f"http://127.0.0.1:{host}/"):
-            assert code(await lock.call("cell.fetch", url=url)) == "E3406", url
+            assert code(await app.call("cell.fetch", url=url)) == "E3406", url
 
 
 # Databases
@@ -266,14 +266,14 @@ async def test_a_watched_database_changes_only_for_a_tool_that_lists_writing_to_
     connection.execute("CREATE TABLE t (n)")
     connection.close()
     home = tmp_path / "home"
-    async with Interlock.open(home, housekeeping=False, watched_databases=(path,)) as lock:
-        await lock.secrets.set("database/mysql/write", "a-password", by="local:test")
-        await admit(lock, _put(path, *listed))
-        request = partial(lock.call, "perm.put", n=1, key="1")
+    async with Interlock.open(home, housekeeping=False, watched_databases=(path,)) as app:
+        await app.secrets.set("database/mysql/write", "a-password", by="local:test")
+        await admit(app, _put(path, *listed))
+        request = partial(app.call, "perm.put", n=1, key="1")
         pending = await request()
-        await lock.approvals.approve(
+        await app.approvals.approve(
             pending.metadata["pending"]["ticketId"],
-            by=replace(lock.caller, id="local:reviewer", groups=frozenset({"approvers"})),
+            by=replace(app.caller, id="local:reviewer", groups=frozenset({"approvers"})),
         )
         result = await request()
         assert code(result) == expected
@@ -284,18 +284,18 @@ async def test_a_watched_database_changes_only_for_a_tool_that_lists_writing_to_
 
 
 @pytest.mark.part_of("CONTRACT-21", rest=LEFT)
-async def test_a_database_permission_lends_the_credential_of_its_engine_and_mode(lock: Interlock) -> None:
+async def test_a_database_permission_lends_the_credential_of_its_engine_and_mode(app: Interlock) -> None:
     @tool(version="1.0.0", mutation_class="read_only", namespace="perm", permissions=["database:postgres:read"])
     async def ask(ctx: Context, name: Annotated[str, Field(description="a secret", examples=["x"])]) -> int:
         """Use the database's credential."""
         return len(ctx.secret(name))
 
-    await admit(lock, ask)
-    assert code(await lock.call("perm.ask", name="database/postgres/read")) == "E3602", "nobody has stored one"
+    await admit(app, ask)
+    assert code(await app.call("perm.ask", name="database/postgres/read")) == "E3602", "nobody has stored one"
     for mode in ("read", "write"):
-        await lock.secrets.set(f"database/postgres/{mode}", "a-password", by="local:test")
-    assert (await lock.call("perm.ask", name="database/postgres/read")).unwrap() == 10
-    assert code(await lock.call("perm.ask", name="database/postgres/write")) == "E3206"
+        await app.secrets.set(f"database/postgres/{mode}", "a-password", by="local:test")
+    assert (await app.call("perm.ask", name="database/postgres/read")).unwrap() == 10
+    assert code(await app.call("perm.ask", name="database/postgres/write")) == "E3206"
 
 
 # Credentials
@@ -303,17 +303,17 @@ async def test_a_database_permission_lends_the_credential_of_its_engine_and_mode
 
 @pytest.mark.part_of("CONTRACT-21", rest=LEFT)
 @pytest.mark.parametrize("family", ["credential", "credentials"])
-async def test_a_tool_is_lent_the_credential_that_it_lists_and_no_other(lock: Interlock, family: str) -> None:
+async def test_a_tool_is_lent_the_credential_that_it_lists_and_no_other(app: Interlock, family: str) -> None:
     @tool(version="1.0.0", mutation_class="read_only", namespace="perm", permissions=[f"{family}:bank/token"])
     async def spend(ctx: Context, name: Annotated[str, Field(description="a secret", examples=["x"])]) -> int:
         """Use a credential."""
         return len(ctx.secret(name))
 
-    await admit(lock, spend)
+    await admit(app, spend)
     for name in ("bank/token", "bank/other"):
-        await lock.secrets.set(name, "a-secret-value", by="local:test")
-    assert (await lock.call("perm.spend", name="bank/token")).unwrap() == 14
-    assert code(await lock.call("perm.spend", name="bank/other")) == "E3206"
+        await app.secrets.set(name, "a-secret-value", by="local:test")
+    assert (await app.call("perm.spend", name="bank/token")).unwrap() == 14
+    assert code(await app.call("perm.spend", name="bank/other")) == "E3206"
 
 
 # Tokens
@@ -331,7 +331,7 @@ EACH = [
 @pytest.mark.part_of("CONTRACT-21", rest=LEFT)
 @pytest.mark.parametrize(("listed", "covers", "misses"), EACH)
 async def test_a_token_that_does_not_cover_a_listed_permission_is_refused_before_anything_runs(
-    lock: Interlock, listed: str, covers: str, misses: str
+    app: Interlock, listed: str, covers: str, misses: str
 ) -> None:
     ran: list[str] = []
 
@@ -341,16 +341,16 @@ async def test_a_token_that_does_not_cover_a_listed_permission_is_refused_before
         ran.append(url)
         return url
 
-    await admit(lock, use)
+    await admit(app, use)
     for name in ("database/postgres/read", "database/postgres/write", "bank/token"):
-        await lock.secrets.set(name, "a-secret-value", by="local:test")
+        await app.secrets.set(name, "a-secret-value", by="local:test")
     url = "https://a.example/"
-    refused = await lock.call("perm.use", url=url, caller=replace(lock.caller, capability=bound_to(url, misses)))
+    refused = await app.call("perm.use", url=url, caller=replace(app.caller, capability=bound_to(url, misses)))
     assert code(refused) == "E3206"
     assert "the token does not cover it" in str(refused.error)
     assert ran == []
-    assert [record["phases"][-2:] for record in records(lock)] == [["authorize", "return"]]
-    allowed = await lock.call("perm.use", url=url, caller=replace(lock.caller, capability=bound_to(url, covers)))
+    assert [record["phases"][-2:] for record in records(app)] == [["authorize", "return"]]
+    allowed = await app.call("perm.use", url=url, caller=replace(app.caller, capability=bound_to(url, covers)))
     assert allowed.unwrap() == url
 
 
@@ -413,10 +413,10 @@ def test_what_a_call_may_use_is_part_of_what_its_tool_lists_and_of_what_its_toke
         "network:https://a b", "database:postgres", "database:postgres:admin", "database::read",
     ],
 )  # fmt: skip
-async def test_a_permission_that_means_nothing_is_refused_at_admission(lock: Interlock, listed: str) -> None:
+async def test_a_permission_that_means_nothing_is_refused_at_admission(app: Interlock, listed: str) -> None:
     declare = tool(version="1.0.0", mutation_class="read_only", namespace="perm", permissions=[listed])
     with pytest.raises(Failure) as refused:
-        await lock.add(declare(same_number))
+        await app.add(declare(same_number))
     assert refused.value.code == "E3105"
     # No failure shows the part of an address that may be a credential.
     assert listed.replace("user@", "[REDACTED]@") in refused.value.message or " " in listed
@@ -449,26 +449,26 @@ async def same_number(n: Annotated[int, Field(description="a number", examples=[
     ],
 )
 async def test_permissions_that_cannot_be_enforced_as_written_are_refused_at_admission(
-    lock: Interlock, tmp_path: Path, said: dict[str, Any], words: str
+    app: Interlock, tmp_path: Path, said: dict[str, Any], words: str
 ) -> None:
     said.setdefault("sandbox", {})
-    (offered,) = await lock.add_from(str(written(tmp_path / "one.json", manifest("one", ["true"], **said))))
+    (offered,) = await app.add_from(str(written(tmp_path / "one.json", manifest("one", ["true"], **said))))
     assert not offered.admitted
     assert words in str(offered.verdict.failure("it"))
 
 
 @pytest.mark.part_of("CONTRACT-21", rest=LEFT)
 async def test_overlapping_permissions_are_admitted_once_and_the_author_hears_of_it(
-    lock: Interlock, tmp_path: Path
+    app: Interlock, tmp_path: Path
 ) -> None:
     overlapping = [
         f"filesystem:read:{tmp_path}", f"filesystem:read:{tmp_path}/data", "credential:a", "credentials:a",
         "database:mysql:read", "database:mysql:write",
     ]  # fmt: skip
     declare = tool(version="1.0.0", mutation_class="read_only", namespace="perm", permissions=overlapping)
-    await lock.secrets.set("a", "a-secret-value", by="local:test")
-    await lock.secrets.set("database/mysql/write", "a-secret-value", by="local:test")
-    (offered,) = await lock.add(declare(same_number))
+    await app.secrets.set("a", "a-secret-value", by="local:test")
+    await app.secrets.set("database/mysql/write", "a-secret-value", by="local:test")
+    (offered,) = await app.add(declare(same_number))
     for words in ("/data` is part of", "`credentials:a` is part of", ":read` is part of", "no watcher sees"):
         assert any(words in one for one in offered.verdict.warnings), words
     held = permissions_of(overlapping)

@@ -25,12 +25,12 @@ async def test_an_edited_file_is_not_what_runs_and_is_another_version(home: Path
     file = tmp_path / "pinned_tool.py"
     file.write_text(SOURCE)
     (say,) = load(str(file))[1]
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, say)
-        assert (await lock.call("pinned.say")).unwrap() == "as admitted"
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, say)
+        assert (await app.call("pinned.say")).unwrap() == "as admitted"
         # Neither the function nor its handlers are edited, only what they call.
         file.write_text(SOURCE.replace("as admitted", "as edited"))
-        assert (await lock.call("pinned.say")).unwrap() == "as admitted"
+        assert (await app.call("pinned.say")).unwrap() == "as admitted"
     (edited,) = load(str(file))[1]
     assert contract_of(edited.manifest).digest != contract_of(say.manifest).digest
 
@@ -104,17 +104,17 @@ def _write(place: Path, files: Mapping[str, str]) -> None:
         (place / name).write_text(text)
 
 
-async def _add(lock: Interlock, place: Path, target: str) -> None:
-    (added,) = await lock.add_from(str(place / target) if (place / target).is_file() else target)
+async def _add(app: Interlock, place: Path, target: str) -> None:
+    (added,) = await app.add_from(str(place / target) if (place / target).is_file() else target)
     assert added.admitted, added.verdict
 
 
-async def _says(lock: Interlock, name: str) -> None:
-    assert (await lock.call(f"pinned.{name}")).unwrap() == "as admitted"
+async def _says(app: Interlock, name: str) -> None:
+    assert (await app.call(f"pinned.{name}")).unwrap() == "as admitted"
 
 
-async def _has_changed(lock: Interlock, name: str) -> None:
-    error = (await lock.call(f"pinned.{name}")).error
+async def _has_changed(app: Interlock, name: str) -> None:
+    error = (await app.call(f"pinned.{name}")).error
     assert error is not None, name
     assert (error.code, "has changed since it was admitted" in error.message) == ("E3108", True), name
 
@@ -122,22 +122,22 @@ async def _has_changed(lock: Interlock, name: str) -> None:
 async def test_an_edited_helper_is_not_what_runs_and_is_another_version(home: Path, place: Path) -> None:
     for files, _, _ in _PLACES.values():
         _write(place, files)
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         for name, (_, target, _) in _PLACES.items():
-            await _add(lock, place, target)
-            await _says(lock, name)
+            await _add(app, place, target)
+            await _says(app, name)
         for name, (files, _, helper) in _PLACES.items():
             (place / helper).write_text(files[helper].replace("as admitted", "as edited"))
-            await _says(lock, name)
+            await _says(app, name)
     _forget(place)
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         for name, (files, _, helper) in _PLACES.items():
-            await _has_changed(lock, name)
+            await _has_changed(app, name)
             (place / helper).write_text(files[helper])
     _forget(place)
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         for name in _PLACES:
-            await _says(lock, name)
+            await _says(app, name)
 
 
 _MANIFEST: Json = {
@@ -170,26 +170,26 @@ async def test_no_statement_of_an_edited_file_is_executed_here(home: Path, place
     ran = tmp_path / "ran"
     for files, _, _ in _LOADED.values():
         _write(place, files)
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         for _, target, _ in _LOADED.values():
-            await _add(lock, place, target)
+            await _add(app, place, target)
     for number in range(max(len(edited) for _, _, edited in _LOADED.values())):
         _forget(place)
         now = {which: edited[number] for which, (_, _, edited) in _LOADED.items() if number < len(edited)}
         for which, name in now.items():
             (place / name).write_text(f"{_LOADED[which][0][name]}\nopen({str(ran)!r}, 'w').close()\n")
-        async with Interlock.open(home, housekeeping=False) as lock:
+        async with Interlock.open(home, housekeeping=False) as app:
             for which in now:
-                await _has_changed(lock, which)
+                await _has_changed(app, which)
         broken = {one.what for one in check_tools(home_at(home)) if one.status == "broken"}
         assert broken == {f"pinned.{which}@1.0.0 cannot be called: it has changed" for which in now}
         assert not ran.exists(), now
         for which, name in now.items():
             (place / name).write_text(_LOADED[which][0][name])
     _forget(place)
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         for which in _LOADED:
-            await _says(lock, which)
+            await _says(app, which)
     assert [one.status for one in check_tools(home_at(home))] == ["good"]
 
 
@@ -203,9 +203,9 @@ async def test_of_the_package_of_a_tool_nothing_is_loaded_that_was_not_pinned(ho
     except ModuleNotFoundError as error:
         return str(error)"""
     (place / "closed/tools.py").write_text(_tool("closed", lazily=lazily))
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, *load("closed.tools")[1])
-        assert (await lock.call("pinned.closed")).unwrap() == "`closed` did not come with this tool"
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, *load("closed.tools")[1])
+        assert (await app.call("pinned.closed")).unwrap() == "`closed` did not come with this tool"
 
 
 @pytest.mark.parametrize("comment", ["# A word.\n{}", "{}\n# A word.\n", "{}  # A word."])

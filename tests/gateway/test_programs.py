@@ -26,7 +26,7 @@ REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
 
 @pytest_asyncio.fixture
-async def lock(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Interlock]:
+async def app(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Interlock]:
     monkeypatch.setenv("A_SERVERS_SECRET", "canary-7731")
     _, tools = load(written(tmp_path / "programs.json", *TOOLS))
     async with Interlock.open(home, housekeeping=False) as opened:
@@ -41,60 +41,60 @@ HOSTILE = ("a b", "'\"", "$(id)", "`id`", "-rf", "--help", "line\nline", "*", ";
 
 @pytest.mark.shows("Program", "call")
 @pytest.mark.proves("EXEC-12")
-async def test_arguments_reach_a_program_as_single_literal_words(lock: Interlock) -> None:
+async def test_arguments_reach_a_program_as_single_literal_words(app: Interlock) -> None:
     for text in HOSTILE:
-        assert (await lock.call("prog.echo", text=text)).unwrap() == [text]
-    assert (await lock.call("prog.echo", text="first", more=list(HOSTILE))).unwrap() == ["first", *HOSTILE]
-    assert (await lock.call("prog.lines", more=["a b", "", "c"])).unwrap() == ["a b", "", "c"]
-    assert (await lock.call("prog.default")).unwrap() == "unsaid"
-    assert (await lock.call("prog.option", text="-x y")).unwrap() == "--name=-x y"
+        assert (await app.call("prog.echo", text=text)).unwrap() == [text]
+    assert (await app.call("prog.echo", text="first", more=list(HOSTILE))).unwrap() == ["first", *HOSTILE]
+    assert (await app.call("prog.lines", more=["a b", "", "c"])).unwrap() == ["a b", "", "c"]
+    assert (await app.call("prog.default")).unwrap() == "unsaid"
+    assert (await app.call("prog.option", text="-x y")).unwrap() == "--name=-x y"
 
 
 @pytest.mark.proves("EXEC-12")
-async def test_an_argument_cannot_become_an_option(lock: Interlock) -> None:
-    assert (await lock.call("prog.bare", text="x -v")).unwrap() == "x -v"
+async def test_an_argument_cannot_become_an_option(app: Interlock) -> None:
+    assert (await app.call("prog.bare", text="x -v")).unwrap() == "x -v"
     for text in ("-v", "--help", "-"):
-        refused = await lock.call("prog.bare", text=text)
+        refused = await app.call("prog.bare", text=text)
         assert code(refused) == "E3305"
-        (record,) = records(lock, refused.invocation_id)
+        (record,) = records(app, refused.invocation_id)
         assert "authorize" not in record["phases"], "nobody should be asked about what cannot be run"
-    assert code(await lock.call("prog.echo", text="a\0b")) == "E3305"
-    assert code(await lock.call("prog.echo", text="x" * 200_000)) == "E3308"
+    assert code(await app.call("prog.echo", text="a\0b")) == "E3305"
+    assert code(await app.call("prog.echo", text="x" * 200_000)) == "E3308"
 
 
 @pytest.mark.shows("Program", "errors")
 @pytest.mark.proves("EXEC-05")
 @pytest.mark.supports("EXEC-12")
-async def test_a_failing_program_says_how_it_failed(lock: Interlock) -> None:
-    failed = await lock.call("prog.exits", status=3)
+async def test_a_failing_program_says_how_it_failed(app: Interlock) -> None:
+    failed = await app.call("prog.exits", status=3)
     assert failed.error is not None
     assert failed.error.code == "E3401"
     assert failed.error.details == {"exit_code": 3, "stderr": ["one", "red"]}
-    assert (await lock.call("prog.exits", status=0)).unwrap() == "out\n"
-    assert code(await lock.call("prog.flood")) == "E3407"
-    assert code(await lock.call("prog.missing")) == "E3108"
+    assert (await app.call("prog.exits", status=0)).unwrap() == "out\n"
+    assert code(await app.call("prog.flood")) == "E3407"
+    assert code(await app.call("prog.missing")) == "E3108"
 
 
 @pytest.mark.proves("EXEC-05", "EXEC-12")
 @pytest.mark.parametrize(("name", "signal"), [("segv", 11), ("quits", 15)])
 async def test_the_caller_of_a_program_is_given_the_signal_that_ended_it(
-    lock: Interlock, name: str, signal: int
+    app: Interlock, name: str, signal: int
 ) -> None:
-    ended = await lock.call(f"prog.{name}")
+    ended = await app.call(f"prog.{name}")
     assert ended.error is not None
     assert (ended.error.code, ended.error.message) == ("E3404", f"prog.{name}@1.0.0 was ended by signal {signal}")
     assert ended.error.details == {"signal": signal, "stderr": ["goodbye"] if name == "quits" else []}
-    (record,) = records(lock, ended.invocation_id)
+    (record,) = records(app, ended.invocation_id)
     assert (record["externalMappings"][0]["signal"], record["externalMappings"][0]["exit_code"]) == (signal, None)
 
 
 @pytest.mark.proves("EXEC-12")
-async def test_the_call_of_a_program_passes_the_six_phases_and_stops_at_the_one_that_fails(lock: Interlock) -> None:
-    called = await lock.call("prog.option", text="a")
-    failed = await lock.call("prog.exits", status=3)
-    unfit = await lock.call("prog.option", text=["a"])
-    misfit = await lock.call("prog.misfit")
-    told = [records(lock, one.invocation_id)[0]["phases"] for one in (called, failed, unfit, misfit)]
+async def test_the_call_of_a_program_passes_the_six_phases_and_stops_at_the_one_that_fails(app: Interlock) -> None:
+    called = await app.call("prog.option", text="a")
+    failed = await app.call("prog.exits", status=3)
+    unfit = await app.call("prog.option", text=["a"])
+    misfit = await app.call("prog.misfit")
+    told = [records(app, one.invocation_id)[0]["phases"] for one in (called, failed, unfit, misfit)]
     assert told == [
         ["request", "validate", "authorize", "execute", "verify", "return"],
         ["request", "validate", "authorize", "execute", "return"],
@@ -105,8 +105,8 @@ async def test_the_call_of_a_program_passes_the_six_phases_and_stops_at_the_one_
 
 @pytest.mark.shows("Program", "deadline")
 @pytest.mark.proves("EXEC-05")
-async def test_a_program_that_hangs_is_ended_with_everything_it_started(lock: Interlock) -> None:
-    assert code(await lock.call("prog.hang", timeout_s=0.5)) == "E3402"
+async def test_a_program_that_hangs_is_ended_with_everything_it_started(app: Interlock) -> None:
+    assert code(await app.call("prog.hang", timeout_s=0.5)) == "E3402"
     async with asyncio.timeout(10):
         while any(MARK.encode() in line for line in processes.told("cmdline")):  # noqa: ASYNC110 - the kernel tells nobody
             await asyncio.sleep(0.01)
@@ -114,20 +114,20 @@ async def test_a_program_that_hangs_is_ended_with_everything_it_started(lock: In
 
 @pytest.mark.shows("Program", "results bounded")
 @pytest.mark.proves("EXEC-05")
-async def test_output_that_is_not_what_was_promised_is_no_result(lock: Interlock) -> None:
-    torn = await lock.call("prog.torn")
+async def test_output_that_is_not_what_was_promised_is_no_result(app: Interlock) -> None:
+    torn = await app.call("prog.torn")
     assert torn.error is not None
     assert torn.error.code == "E3404"
     assert "output protocol" in torn.error.message
-    assert code(await lock.call("prog.binary")) == "E3404"
-    assert code(await lock.call("prog.misfit")) == "E3303"
+    assert code(await app.call("prog.binary")) == "E3404"
+    assert code(await app.call("prog.misfit")) == "E3303"
 
 
 @pytest.mark.proves("EXEC-07")
-async def test_parameters_come_by_stdin_unless_the_manifest_asks_for_arguments(lock: Interlock) -> None:
+async def test_parameters_come_by_stdin_unless_the_manifest_asks_for_arguments(app: Interlock) -> None:
     arguments: Json = {"text": "by itself", "more": []}
-    assert (await lock.call("prog.unasked", arguments)).unwrap() == arguments
-    assert (await lock.call("prog.asked", text="a word")).unwrap() == ["a word", ""]
+    assert (await app.call("prog.unasked", arguments)).unwrap() == arguments
+    assert (await app.call("prog.asked", text="a word")).unwrap() == ["a word", ""]
 
 
 _MARKED: Json = {"type": "string", "x-sensitivity": "secret"}
@@ -166,16 +166,16 @@ def test_a_sensitive_parameter_is_refused_on_a_command_line_and_not_by_stdin(
 
 
 @pytest.mark.proves("EXEC-12")
-async def test_parameters_come_by_stdin_where_the_manifest_says_so(lock: Interlock) -> None:
+async def test_parameters_come_by_stdin_where_the_manifest_says_so(app: Interlock) -> None:
     arguments = {"text": 'a "quoted"\n$(id)', "more": ["é"]}
-    assert (await lock.call("prog.stdin", arguments)).unwrap() == arguments
-    assert (await lock.call("prog.words", text="three small words")).unwrap() == 3
+    assert (await app.call("prog.stdin", arguments)).unwrap() == arguments
+    assert (await app.call("prog.words", text="three small words")).unwrap() == 3
 
 
 @pytest.mark.proves("OBS-02")
 @pytest.mark.proves("EXEC-12")
-async def test_directory_and_environment_are_what_the_manifest_says(lock: Interlock) -> None:
-    called = await lock.call("prog.env")
+async def test_directory_and_environment_are_what_the_manifest_says(app: Interlock) -> None:
+    called = await app.call("prog.env")
     seen = dict(line.split("=", 1) for line in called.unwrap())
     trace = read_trace(seen.pop("TRACEPARENT"))
     assert trace is not None
@@ -184,31 +184,31 @@ async def test_directory_and_environment_are_what_the_manifest_says(lock: Interl
         "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LC_CTYPE": "C.UTF-8",
         "GREETING": "a b", "LANG": "C",
     }  # fmt: skip
-    assert (await lock.call("prog.where")).unwrap() == "/usr\n"
+    assert (await app.call("prog.where")).unwrap() == "/usr\n"
 
 
 @pytest.mark.proves("OBS-02")
-async def test_a_program_runs_under_the_trace_and_the_tracestate_of_the_caller(lock: Interlock) -> None:
+async def test_a_program_runs_under_the_trace_and_the_tracestate_of_the_caller(app: Interlock) -> None:
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
-    called = await lock.call("prog.env", trace_id=f"00-{trace_id}-00f067aa0ba902b7-01 vendor=value")
+    called = await app.call("prog.env", trace_id=f"00-{trace_id}-00f067aa0ba902b7-01 vendor=value")
     seen = dict(line.split("=", 1) for line in called.unwrap())
     trace = read_trace(seen["TRACEPARENT"])
     assert trace is not None
     assert (trace.trace_id, called.trace_id, seen["TRACESTATE"]) == (trace_id, trace_id, "vendor=value")
 
 
-async def test_a_program_reads_what_outside_it_was_promised(lock: Interlock, tmp_path: Path) -> None:
+async def test_a_program_reads_what_outside_it_was_promised(app: Interlock, tmp_path: Path) -> None:
     given = tmp_path / "given.txt"
     written(given, {"a": 1})
     reading = manifest("reading", ["cat", "/in/given"], sandbox={"reads": {"given": str(given)}})
     _, (tool,) = load(written(tmp_path / "reading.json", reading))
-    await lock.journal.commit(publish(tool))
-    lock.catalog.attach(tool)
-    assert (await lock.call("prog.reading")).unwrap() == '[{"a": 1}]'
+    await app.journal.commit(publish(tool))
+    app.catalog.attach(tool)
+    assert (await app.call("prog.reading")).unwrap() == '[{"a": 1}]'
 
 
 async def test_what_a_program_reads_may_be_named_through_a_link_and_is_found_where_it_leads_now(
-    lock: Interlock, tmp_path: Path
+    app: Interlock, tmp_path: Path
 ) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -218,27 +218,27 @@ async def test_what_a_program_reads_may_be_named_through_a_link_and_is_found_whe
     sandbox = {"reads": {"given": str(current / "given.txt"), "all": str(current)}}
     reading = manifest("reading", ["cat", "/in/given", "/in/all/given.txt"], sandbox=sandbox)
     _, (tool,) = load(written(tmp_path / "reading.json", reading))
-    await lock.journal.commit(publish(tool))
-    lock.catalog.attach(tool)
-    assert (await lock.call("prog.reading")).unwrap() == "firstfirst"
+    await app.journal.commit(publish(tool))
+    app.catalog.attach(tool)
+    assert (await app.call("prog.reading")).unwrap() == "firstfirst"
     current.unlink()
     current.symlink_to(tmp_path / "second")
-    assert (await lock.call("prog.reading")).unwrap() == "secondsecond"
+    assert (await app.call("prog.reading")).unwrap() == "secondsecond"
 
 
 @pytest.mark.shows("Program", "credentials")
-async def test_a_credential_is_lent_to_a_program_as_a_file(lock: Interlock) -> None:
-    await lock.secrets.set("prog/key", "s3cret-canary", by="local:test")
-    said = (await lock.call("prog.lent")).unwrap()
+async def test_a_credential_is_lent_to_a_program_as_a_file(app: Interlock) -> None:
+    await app.secrets.set("prog/key", "s3cret-canary", by="local:test")
+    said = (await app.call("prog.lent")).unwrap()
     assert said.startswith("13\n[REDACTED]")
     assert said.count("[REDACTED]") == 1
 
 
-async def test_what_a_program_was_given_is_nowhere_in_the_store(lock: Interlock, home: Path) -> None:
+async def test_what_a_program_was_given_is_nowhere_in_the_store(app: Interlock, home: Path) -> None:
     canary = "unlikely-argument-5512"
-    await lock.call("prog.echo", text=canary)
-    await lock.call("prog.stdin", text=canary, more=[])
-    await lock.call("prog.bare", text=f"-{canary}")
+    await app.call("prog.echo", text=canary)
+    await app.call("prog.stdin", text=canary, more=[])
+    await app.call("prog.bare", text=f"-{canary}")
     assert _files_with(canary, home) == []
 
 
@@ -255,19 +255,19 @@ def test_a_program_cannot_be_run_in_process(tmp_path: Path) -> None:
     assert refusal.value.code == "E3405"
 
 
-async def test_a_preview_comes_from_the_side_effect_manifest(lock: Interlock) -> None:
-    seen = (await lock.call("prog.post", text="letter", dry_run=True)).unwrap()
+async def test_a_preview_comes_from_the_side_effect_manifest(app: Interlock) -> None:
+    seen = (await app.call("prog.post", text="letter", dry_run=True)).unwrap()
     assert seen["predicted_effects"] == [{"resource": "box:letter", "operation": "CREATE"}]
     assert "nothing was run" in seen["impact"]
 
 
-async def test_a_program_that_changes_something_runs_once_agreed_to(lock: Interlock) -> None:
-    pending = await lock.call("prog.post", text="letter", key="k")
+async def test_a_program_that_changes_something_runs_once_agreed_to(app: Interlock) -> None:
+    pending = await app.call("prog.post", text="letter", key="k")
     assert pending.pending
-    await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
-    first = await lock.call("prog.post", text="letter", key="k")
+    await app.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
+    first = await app.call("prog.post", text="letter", key="k")
     assert first.unwrap() == "letter"
-    assert (await lock.call("prog.post", text="letter", key="k")).replayed
+    assert (await app.call("prog.post", text="letter", key="k")).replayed
     assert "previewDifferences" not in first.metadata
 
 
@@ -276,8 +276,8 @@ async def test_a_program_that_changes_something_runs_once_agreed_to(lock: Interl
 async def test_a_program_is_admitted_by_its_examples_like_any_tool(home: Path, tmp_path: Path) -> None:
     wrong = manifest("wrong", ["false"], version="1.0.1")
     target = written(tmp_path / "programs.json", NAMED["echo"], NAMED["post"], wrong)
-    async with Interlock.open(home, housekeeping=False) as lock:
-        admitted, looked_at, refused = await lock.add_from(target)
+    async with Interlock.open(home, housekeeping=False) as app:
+        admitted, looked_at, refused = await app.add_from(target)
         assert admitted.admitted
         assert looked_at.admitted
         assert looked_at.trial is not None

@@ -48,19 +48,19 @@ changing, changing_much = write(change), write(change_much, max_inline_chars=100
 
 @asynccontextmanager
 async def opened(home: Path, **quotas: Any) -> AsyncGenerator[Interlock]:
-    async with Interlock.open(home, housekeeping=False, **quotas) as lock:
-        await admit(lock, produce, changing, changing_much)
-        yield lock
+    async with Interlock.open(home, housekeeping=False, **quotas) as app:
+        await admit(app, produce, changing, changing_much)
+        yield app
 
 
-def used(lock: Interlock) -> dict[str, int]:
-    return dict(lock.journal.reader.all("SELECT scope, bytes FROM payload_use WHERE bytes != 0", ()))
+def used(app: Interlock) -> dict[str, int]:
+    return dict(app.journal.reader.all("SELECT scope, bytes FROM payload_use WHERE bytes != 0", ()))
 
 
-def kept(lock: Interlock) -> list[int]:
+def kept(app: Interlock) -> list[int]:
     """The sizes of the results that are kept."""
     statement = "SELECT size FROM payload WHERE body IS NOT NULL AND ref LIKE 'payload:%'"
-    return [size for (size,) in lock.journal.reader.all(statement, ())]
+    return [size for (size,) in app.journal.reader.all(statement, ())]
 
 
 @pytest.mark.parametrize(
@@ -74,31 +74,31 @@ def kept(lock: Interlock) -> list[int]:
 async def test_a_result_over_a_quota_is_refused_with_the_quota_and_what_to_do(
     tmp_path: Path, quota: str, stopped: list[Caller], free: list[Caller]
 ) -> None:
-    async with opened(tmp_path, **{quota: 5000}) as lock:
-        assert (await lock.call("quota.produce", size=4000, caller=ANN)).ok
+    async with opened(tmp_path, **{quota: 5000}) as app:
+        assert (await app.call("quota.produce", size=4000, caller=ANN)).ok
         for caller in stopped:
-            refused = (await lock.call("quota.produce", size=2000, caller=caller)).error
+            refused = (await app.call("quota.produce", size=2000, caller=caller)).error
             assert refused is not None
             assert refused.code == "E3407"
             assert refused.details is not None
             assert refused.details["quota"] == quota
             assert quota in refused.resolution
-            assert (await lock.call("quota.produce", size=10, caller=caller)).ok, "what is small is not kept"
+            assert (await app.call("quota.produce", size=10, caller=caller)).ok, "what is small is not kept"
         for caller in free:
-            assert (await lock.call("quota.produce", size=2000, caller=caller)).ok
+            assert (await app.call("quota.produce", size=2000, caller=caller)).ok
 
 
 async def test_a_caller_at_a_quota_begins_no_write_and_hears_of_earlier_ones(tmp_path: Path) -> None:
-    async with opened(tmp_path, payload_bytes_per_caller=3000) as lock:
+    async with opened(tmp_path, payload_bytes_per_caller=3000) as app:
         runs.clear()
-        assert (await lock.call("demo.change", size=1, key="before", caller=ANN)).ok
-        left = 3000 - used(lock)["caller:north/user:ann"]
-        assert (await lock.call("quota.produce", size=left - 2, caller=ANN)).ok, "with its quotes, all that is left"
-        refused = (await lock.call("demo.change", size=2, key="after", caller=ANN)).error
+        assert (await app.call("demo.change", size=1, key="before", caller=ANN)).ok
+        left = 3000 - used(app)["caller:north/user:ann"]
+        assert (await app.call("quota.produce", size=left - 2, caller=ANN)).ok, "with its quotes, all that is left"
+        refused = (await app.call("demo.change", size=2, key="after", caller=ANN)).error
         assert refused is not None
         assert refused.code == "E3407"
         assert runs == [1]
-        again = await lock.call("demo.change", size=1, key="before", caller=ANN)
+        again = await app.call("demo.change", size=1, key="before", caller=ANN)
         assert again.replayed
         assert again.value == 1
         assert runs == [1]
@@ -107,9 +107,9 @@ async def test_a_caller_at_a_quota_begins_no_write_and_hears_of_earlier_ones(tmp
 async def test_a_write_whose_payload_does_not_fit_is_recorded_and_says_why_the_payload_is_withheld(
     tmp_path: Path,
 ) -> None:
-    async with opened(tmp_path, payload_bytes_per_caller=3000) as lock:
-        first = await lock.call("demo.change_much", size=5000, key="k", caller=ANN)
-        again = await lock.call("demo.change_much", size=5000, key="k", caller=ANN)
+    async with opened(tmp_path, payload_bytes_per_caller=3000) as app:
+        first = await app.call("demo.change_much", size=5000, key="k", caller=ANN)
+        again = await app.call("demo.change_much", size=5000, key="k", caller=ANN)
         for result in (first, again):
             assert result.ok
             assert result.persistence.decision == "link"
@@ -118,28 +118,28 @@ async def test_a_write_whose_payload_does_not_fit_is_recorded_and_says_why_the_p
             assert result.persistence.ref == f"payload:{first.invocation_id}"
         assert again.replayed
         with pytest.raises(Failure, match="withheld") as gone:
-            await lock.read_payload(f"payload:{first.invocation_id}", caller=ANN)
+            await app.read_payload(f"payload:{first.invocation_id}", caller=ANN)
         assert gone.value.code == "E3702"
-        (closed,) = lock.journal.reader.all(
+        (closed,) = app.journal.reader.all(
             "SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (first.invocation_id,)
         )
         assert "payload_bytes_per_caller" in json.loads(closed[0])["withheld"]
-        assert kept(lock) == []
+        assert kept(app) == []
 
 
 @pytest.mark.parametrize("writes", [False, True])
 async def test_calls_at_the_same_time_do_not_go_over_a_quota_together(tmp_path: Path, writes: bool) -> None:
-    async with opened(tmp_path, payload_bytes_per_tenant=5000) as lock:
+    async with opened(tmp_path, payload_bytes_per_tenant=5000) as app:
         results = await asyncio.gather(
             *(
-                lock.call("demo.change_much", size=1000, key=str(number), caller=caller)
+                app.call("demo.change_much", size=1000, key=str(number), caller=caller)
                 if writes
-                else lock.call("quota.produce", size=1000, caller=caller)
+                else app.call("quota.produce", size=1000, caller=caller)
                 for number, caller in enumerate([ANN, BOB] * 8)
             )
         )
         held = [result for result in results if result.ok and result.persistence.decision == "preview"]
-        assert kept(lock) == [1002] * len(held)
+        assert kept(app) == [1002] * len(held)
         assert len(held) in ((3, 4) if writes else (4,)), "what undoes a write counts as well"
         others = [result for result in results if result not in held]
         assert {result.error.code for result in others if result.error is not None} <= {"E3407"}
@@ -148,11 +148,11 @@ async def test_calls_at_the_same_time_do_not_go_over_a_quota_together(tmp_path: 
 
 
 async def test_a_call_can_be_undone_at_a_quota(tmp_path: Path) -> None:
-    async with opened(tmp_path, payload_bytes_per_caller=3000) as lock:
-        done = await lock.call("demo.change", size=1, key="k", caller=ANN)
-        await lock.journal.commit(lambda transaction: transaction.execute(_FULL, ()))
-        assert not (await lock.call("demo.change", size=2, key="l", caller=ANN)).ok
-        assert (await lock.undo(done.invocation_id, key="u", caller=ANN)).ok
+    async with opened(tmp_path, payload_bytes_per_caller=3000) as app:
+        done = await app.call("demo.change", size=1, key="k", caller=ANN)
+        await app.journal.commit(lambda transaction: transaction.execute(_FULL, ()))
+        assert not (await app.call("demo.change", size=2, key="l", caller=ANN)).ok
+        assert (await app.undo(done.invocation_id, key="u", caller=ANN)).ok
 
 
 _FULL = (
@@ -162,8 +162,8 @@ _FULL = (
 
 
 async def test_background_calls_have_a_bound_per_tenant(tmp_path: Path) -> None:
-    async with opened(tmp_path, max_background_per_tenant=1) as lock:
-        calls = Service(lock).calls
+    async with opened(tmp_path, max_background_per_tenant=1) as app:
+        calls = Service(app).calls
         ask = Ask("quota.produce", {"size": 1})
         started = calls.start(ask, ANN, door="rest")
         with pytest.raises(Failure) as refused:
@@ -178,13 +178,13 @@ async def test_background_calls_have_a_bound_per_tenant(tmp_path: Path) -> None:
 
 
 async def test_expiry_frees_a_quota(tmp_path: Path) -> None:
-    async with opened(tmp_path, payload_bytes_per_caller=5000) as lock:
-        assert (await lock.call("quota.produce", size=4000, caller=ANN)).ok
-        assert not (await lock.call("quota.produce", size=4000, caller=ANN)).ok
-        await lock.journal.commit(lambda transaction: transaction.execute("UPDATE payload SET expires_ms = 0", ()))
-        await expire_payloads(lock.journal)
-        assert used(lock) == {}
-        assert (await lock.call("quota.produce", size=4000, caller=ANN)).ok
+    async with opened(tmp_path, payload_bytes_per_caller=5000) as app:
+        assert (await app.call("quota.produce", size=4000, caller=ANN)).ok
+        assert not (await app.call("quota.produce", size=4000, caller=ANN)).ok
+        await app.journal.commit(lambda transaction: transaction.execute("UPDATE payload SET expires_ms = 0", ()))
+        await expire_payloads(app.journal)
+        assert used(app) == {}
+        assert (await app.call("quota.produce", size=4000, caller=ANN)).ok
 
 
 @settings(max_examples=10)
@@ -194,9 +194,9 @@ async def test_expiry_frees_a_quota(tmp_path: Path) -> None:
 async def test_the_sums_are_those_of_the_payloads(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Caller, int]], gone: int
 ) -> None:
-    async with opened(tmp_path_factory.mktemp("sums")) as lock:
+    async with opened(tmp_path_factory.mktemp("sums")) as app:
         for caller, size in steps:
-            assert (await lock.call("quota.produce", size=size, caller=caller)).ok
+            assert (await app.call("quota.produce", size=size, caller=caller)).ok
 
         def forget(transaction: Any) -> None:
             first = [ref for (ref,) in transaction.all("SELECT ref FROM payload ORDER BY ref")][:gone]
@@ -204,9 +204,9 @@ async def test_the_sums_are_those_of_the_payloads(
                 change = "UPDATE payload SET body = NULL" if number % 3 else "DELETE FROM payload"
                 transaction.execute(f"{change} WHERE ref = ?", (ref,))
 
-        await lock.journal.commit(forget)
+        await app.journal.commit(forget)
         kept: dict[str, int] = {}
-        for owner, size in lock.journal.reader.all("SELECT owner, size FROM payload WHERE body IS NOT NULL", ()):
+        for owner, size in app.journal.reader.all("SELECT owner, size FROM payload WHERE body IS NOT NULL", ()):
             for scope in ("home", f"tenant:{owner.partition('/')[0]}", f"caller:{owner}"):
                 kept[scope] = kept.get(scope, 0) + size
-        assert used(lock) == kept
+        assert used(app) == kept

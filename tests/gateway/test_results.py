@@ -132,11 +132,11 @@ TOOLS = (shaped, lenient, person, long, longer, read_back, store, keep)
 
 
 @pytest.fixture
-async def results(lock: Interlock) -> Interlock:
+async def results(app: Interlock) -> Interlock:
     for one in TOOLS:
-        await lock.journal.commit(publish(one))
-        lock.catalog.attach(one)
-    return lock
+        await app.journal.commit(publish(one))
+        app.catalog.attach(one)
+    return app
 
 
 @pytest.mark.shows("Python function", "results bounded")
@@ -317,9 +317,9 @@ async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: 
         assert results.journal.reader.all("SELECT count(*) FROM payload") == before
 
 
-async def _status(lock: Interlock, result: Result) -> dict[str, Any]:
+async def _status(app: Interlock, result: Result) -> dict[str, Any]:
     """Where a call stands, as doors tell it when only its record is left."""
-    return await Service(lock).calls.status(result.invocation_id, lock.caller)
+    return await Service(app).calls.status(result.invocation_id, app.caller)
 
 
 @pytest.mark.proves("LIFE-16")

@@ -343,22 +343,22 @@ TOOLS = (aside, spill, asked, wrong, strict, choosy, inner, outer, number, repea
 
 @asynccontextmanager
 async def opened(home: Path, *tools: Any, **settings: Any) -> AsyncGenerator[Interlock]:
-    async with Interlock.open(home, housekeeping=False, **settings) as lock:
+    async with Interlock.open(home, housekeeping=False, **settings) as app:
         for one in tools or TOOLS:
-            await lock.journal.commit(publish(one))
-            lock.catalog.attach(one)
-        yield lock
+            await app.journal.commit(publish(one))
+            app.catalog.attach(one)
+        yield app
 
 
 class Leaks:
     """Everything that is left of what a test did, and what of it should not be there."""
 
-    def __init__(self, lock: Interlock, caplog: pytest.LogCaptureFixture) -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, caplog: pytest.LogCaptureFixture) -> None:
+        self.app = app
         self._caplog = caplog
         self._told: list[str] = []
         self.everything = ""
-        lock.listen(lambda event: self._told.append(f"event {event.document()}"))
+        app.listen(lambda event: self._told.append(f"event {event.document()}"))
 
     def tell(self, result: Result) -> Result:
         self._told.append(f"result {result.document()} {result.text()} {result.summary()} {result.metadata}")
@@ -367,13 +367,13 @@ class Leaks:
     async def call(self, name: str, **given: Any) -> Result:
         """A call whose result and progress are looked through as well."""
         heard = self._told.append
-        return self.tell(await self.lock.call(name, on_progress=lambda said: heard(f"progress {said}"), **given))
+        return self.tell(await self.app.call(name, on_progress=lambda said: heard(f"progress {said}"), **given))
 
     async def found(self, secrets: Sequence[str] = CANARIES) -> dict[str, list[str]]:
         """Where each secret is to be seen."""
-        await self.lock.journal.drain()
+        await self.app.journal.drain()
         places = {f"{text.split(' ')[0]} {number}": text for number, text in enumerate(self._told)}
-        places |= {"log": self._caplog.text, "written": await asyncio.to_thread(_written, self.lock.home)}
+        places |= {"log": self._caplog.text, "written": await asyncio.to_thread(_written, self.app.home)}
         self.everything = "".join(places.values())
         seen = {secret: [name for name, text in places.items() if secret in text] for secret in secrets}
         return {secret: where for secret, where in seen.items() if where}
@@ -387,9 +387,9 @@ def _written(home: Home) -> str:
 @pytest_asyncio.fixture
 async def leaks(home: Path, caplog: pytest.LogCaptureFixture) -> AsyncGenerator[Leaks]:
     caplog.set_level("DEBUG")
-    async with opened(home) as lock:
-        await lock.secrets.set(NAME, LENT, by="local:test")
-        yield Leaks(lock, caplog)
+    async with opened(home) as app:
+        await app.secrets.set(NAME, LENT, by="local:test")
+        yield Leaks(app, caplog)
 
 
 @DOORS
@@ -401,7 +401,7 @@ async def test_a_credential_gets_out_in_no_way(leaks: Leaks, way: str, lent: boo
     result = await leaks.call("spill.spill", **given)
     await leaks.call("spill.spill", **given)
     if result.ok:
-        leaks.tell(await leaks.lock.undo(result.invocation_id, key="undo"))
+        leaks.tell(await leaks.app.undo(result.invocation_id, key="undo"))
     assert await leaks.found() == {}
 
 
@@ -440,10 +440,10 @@ KEY = "\n".join(
 @DOORS
 @pytest.mark.parametrize("way", SPILLS)
 async def test_a_credential_of_several_lines_gets_out_in_no_way_and_line(leaks: Leaks, way: str) -> None:
-    await leaks.lock.secrets.set(NAME, KEY, by="local:test")
+    await leaks.app.secrets.set(NAME, KEY, by="local:test")
     result = await leaks.call("spill.spill", way=way, lent=True, key="k", session="s", **ARGUMENTS)
     if result.ok:
-        leaks.tell(await leaks.lock.undo(result.invocation_id, key="undo"))
+        leaks.tell(await leaks.app.undo(result.invocation_id, key="undo"))
     assert await leaks.found((KEY, *KEY.splitlines()[1:])) == {}
 
 
@@ -456,13 +456,13 @@ async def test_a_preview_shows_no_credential(leaks: Leaks) -> None:
 
 @DOORS
 async def test_a_ticket_holds_credentials_sealed_and_shows_none(leaks: Leaks) -> None:
-    lock = leaks.lock
+    app = leaks.app
     pending = await leaks.call("spill.asked", key="k", **ARGUMENTS)
     assert code(pending) == "E3208"
-    ticket = await lock.approvals.show(pending.metadata["pending"]["ticketId"])
+    ticket = await app.approvals.show(pending.metadata["pending"]["ticketId"])
     assert ticket.params == {"api_key": "[REDACTED]", "password": "[REDACTED]"}
     assert "[REDACTED]" in ticket.preview["impact"]
-    await lock.approvals.approve(ticket.id, by=REVIEWER, comment="agreed")
+    await app.approvals.approve(ticket.id, by=REVIEWER, comment="agreed")
     assert (await leaks.call("spill.asked", key="k", **ARGUMENTS)).unwrap() == "[REDACTED] was used"
     assert await leaks.found() == {}
 
@@ -493,7 +493,7 @@ async def test_a_refusal_quotes_no_credential(leaks: Leaks, name: str, given: di
 )
 async def test_a_credential_that_is_a_number_is_still_one(leaks: Leaks, way: str) -> None:
     pin = "73519264"
-    await leaks.lock.secrets.set(NAME, pin, by="local:test")
+    await leaks.app.secrets.set(NAME, pin, by="local:test")
     result = await leaks.call("spill.number", way=way)
     assert (result.ok, await leaks.found((pin,))) == (way != "error details", {})
 
@@ -528,7 +528,7 @@ async def test_a_credential_that_came_by_a_cursor_is_still_one(leaks: Leaks) -> 
 
 @DOORS
 async def test_a_credential_that_a_hook_put_in_is_still_one(leaks: Leaks) -> None:
-    leaks.lock.hook(Hook(id="adds", when="pre", run=lambda seen: HookResult(updated_input={**seen.input, **ARGUMENTS})))
+    leaks.app.hook(Hook(id="adds", when="pre", run=lambda seen: HookResult(updated_input={**seen.input, **ARGUMENTS})))
     given = {"way": "error message", "lent": False, "api_key": "none", "password": "none"}
     assert code(await leaks.call("spill.spill", key="k", **given)) == "E3401"
     assert await leaks.found() == {}
@@ -553,7 +553,7 @@ async def test_a_hook_that_looks_at_credentials_lets_none_out(leaks: Leaks, way:
         }  # fmt: skip
         return HookResult(**said[way])
 
-    leaks.lock.hook(Hook(id="looks", when="pre", run=look))
+    leaks.app.hook(Hook(id="looks", when="pre", run=look))
     await leaks.call("spill.spill", way="log", lent=False, key="k", **ARGUMENTS)
     assert await leaks.found() == {}
 
@@ -666,9 +666,9 @@ def time() -> FakeClock:
 
 @pytest_asyncio.fixture
 async def lend(home: Path, time: FakeClock) -> AsyncGenerator[Interlock]:
-    async with opened(home, use, bare, run_on, clock=time.clock) as lock:
-        await lock.secrets.set(NAME, LENT, by="local:test")
-        yield lock
+    async with opened(home, use, bare, run_on, clock=time.clock) as app:
+        await app.secrets.set(NAME, LENT, by="local:test")
+        yield app
 
 
 @LENDING
@@ -722,26 +722,26 @@ async def hold(ctx: Context, which: Which) -> list[str]:
 async def test_a_credential_is_lent_for_as_long_as_the_call_may_take_and_no_longer(
     home: Path, time: FakeClock, options: dict[str, float], lasts_s: float
 ) -> None:
-    async with opened(home, hold, clock=time.clock) as lock:
-        await lock.secrets.set(NAME, LENT, by="local:test")
+    async with opened(home, hold, clock=time.clock) as app:
+        await app.secrets.set(NAME, LENT, by="local:test")
         given: dict[str, Any] = {name: value for name, value in options.items() if name != "deadline_s"}
         if "deadline_s" in options:
             given["deadline"] = Deadline(at=time.monotonic_s + options["deadline_s"])
         # Nothing of this waits, so nobody can end the call before it has looked.
         stage.steps = [lambda: time.advance(lasts_s - 0.001), lambda: time.advance(0.001)]
-        result = await lock.call("lend.hold", which="x", **given)
+        result = await app.call("lend.hold", which="x", **given)
         assert result.ok or code(result) == "E3402"
         assert stage.found == ["old", "E3603"]
 
 
 @LENDING
 async def test_a_rotation_during_a_call_is_not_seen_by_it(home: Path, time: FakeClock) -> None:
-    async with opened(home, hold, clock=time.clock) as lock:
-        await lock.secrets.set(NAME, LENT, by="local:test")
-        stage.steps = [lambda: None, lambda: lock.secrets.set(NAME, "rotated", by="local:test"), lambda: None]
-        assert (await lock.call("lend.hold", which="x")).unwrap() == ["old", "old", "old"]
+    async with opened(home, hold, clock=time.clock) as app:
+        await app.secrets.set(NAME, LENT, by="local:test")
+        stage.steps = [lambda: None, lambda: app.secrets.set(NAME, "rotated", by="local:test"), lambda: None]
+        assert (await app.call("lend.hold", which="x")).unwrap() == ["old", "old", "old"]
         stage.steps = [lambda: None]
-        assert (await lock.call("lend.hold", which="x")).unwrap() == ["new"]
+        assert (await app.call("lend.hold", which="x")).unwrap() == ["new"]
 
 
 @LENDING
@@ -754,12 +754,12 @@ async def test_a_replay_and_a_look_borrow_nothing(lend: Interlock) -> None:
     assert stage.runs == 1
 
 
-async def _absent(lock: Interlock, time: FakeClock) -> None:
-    await lock.secrets.remove(NAME, by="local:test")
+async def _absent(app: Interlock, time: FakeClock) -> None:
+    await app.secrets.remove(NAME, by="local:test")
 
 
-async def _expired(lock: Interlock, time: FakeClock) -> None:
-    await lock.secrets.set(NAME, LENT, by="local:test", expires_ms=time.now_ms + 1000)
+async def _expired(app: Interlock, time: FakeClock) -> None:
+    await app.secrets.set(NAME, LENT, by="local:test", expires_ms=time.now_ms + 1000)
     time.advance(1)
 
 
@@ -781,26 +781,26 @@ async def test_a_credential_that_cannot_be_had_stops_the_call_and_leaves_its_key
 @pytest.mark.sqlite_only("on PostgreSQL, a data directory with another sealing key is not opened")
 @pytest.mark.proves("EXEC-08")
 async def test_a_credential_that_was_sealed_with_another_key_stops_the_call_until_it_is_set_again(home: Path) -> None:
-    async with opened(home, use) as lock:
-        await lock.secrets.set(NAME, LENT, by="local:test")
+    async with opened(home, use) as app:
+        await app.secrets.set(NAME, LENT, by="local:test")
     (home / "keys" / "secrets.key").write_bytes(bytes(32))
-    async with opened(home, use) as lock:
-        result = await lock.call("lend.use", which=NAME, key="a")
+    async with opened(home, use) as app:
+        result = await app.call("lend.use", which=NAME, key="a")
         assert (code(result), stage.runs) == ("E3604", 0)
         assert LENT not in str(result.document())
-        await lock.secrets.set(NAME, "mended", by="local:test")
-        assert (await lock.call("lend.use", which=NAME, key="a")).ok
+        await app.secrets.set(NAME, "mended", by="local:test")
+        assert (await app.call("lend.use", which=NAME, key="a")).ok
         assert stage.seen == ["mended"]
 
 
 async def test_a_credential_that_cannot_be_had_uses_no_approval_up(leaks: Leaks) -> None:
-    lock = leaks.lock
-    pending = await lock.call("spill.asked", key="k", **ARGUMENTS)
-    await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
-    await lock.secrets.remove(NAME, by="local:test")
-    assert code(await lock.call("spill.asked", key="k", **ARGUMENTS)) == "E3602"
-    await lock.secrets.set(NAME, LENT, by="local:test")
-    assert (await lock.call("spill.asked", key="k", **ARGUMENTS)).ok
+    app = leaks.app
+    pending = await app.call("spill.asked", key="k", **ARGUMENTS)
+    await app.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
+    await app.secrets.remove(NAME, by="local:test")
+    assert code(await app.call("spill.asked", key="k", **ARGUMENTS)) == "E3602"
+    await app.secrets.set(NAME, LENT, by="local:test")
+    assert (await app.call("spill.asked", key="k", **ARGUMENTS)).ok
 
 
 @pytest.fixture
@@ -815,20 +815,20 @@ async def over_vault(home: Path, tmp_path: Path, vault: FakeVault, **more: Any) 
     token = tmp_path / "vault-token"
     token.write_text(TOKEN)
     settings = {"secrets": "vault", "vault_url": vault.address, "vault_token_file": token, **more}
-    async with opened(home, use, bare, run_on, **settings) as lock:
-        yield lock
+    async with opened(home, use, bare, run_on, **settings) as app:
+        yield app
 
 
 @pytest.mark.proves("EXEC-08")
 async def test_a_vault_that_is_down_stops_the_call_until_it_is_back(
     home: Path, tmp_path: Path, vault: FakeVault
 ) -> None:
-    async with over_vault(home, tmp_path, vault) as lock:
+    async with over_vault(home, tmp_path, vault) as app:
         vault.put(f"secret/data/{NAME}", value=LENT)
         vault.fails = (503, "Vault is sealed")
-        assert code(await lock.call("lend.use", which=NAME, key="a")) == "E3601"
+        assert code(await app.call("lend.use", which=NAME, key="a")) == "E3601"
         vault.fails = None
-        assert (await lock.call("lend.use", which=NAME, key="a")).ok
+        assert (await app.call("lend.use", which=NAME, key="a")).ok
         assert stage.seen == [LENT]
 
 
@@ -836,8 +836,8 @@ async def test_a_vault_that_is_down_stops_the_call_until_it_is_back(
 async def test_a_credential_issued_for_a_call_is_refused_by_its_issuer_afterwards(
     home: Path, tmp_path: Path, vault: FakeVault
 ) -> None:
-    async with over_vault(home, tmp_path, vault, vault_issued={NAME: "database/creds/reader"}) as lock:
-        assert (await lock.call("lend.use", which=NAME, key="a")).ok
+    async with over_vault(home, tmp_path, vault, vault_issued={NAME: "database/creds/reader"}) as app:
+        assert (await app.call("lend.use", which=NAME, key="a")).ok
         (issued,) = stage.seen
         assert vault.leases == {}
         # Its term was that of the call, not of the role.
@@ -873,9 +873,9 @@ async def test_a_tool_that_outstays_its_time_can_neither_use_its_credential_nor_
     home: Path, time: FakeClock, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
     caplog.set_level("DEBUG")
-    async with opened(home, run_on, clock=time.clock) as lock:
-        await lock.secrets.set(NAME, LENT, by="local:test")
-        leaks = Leaks(lock, caplog)
+    async with opened(home, run_on, clock=time.clock) as app:
+        await app.secrets.set(NAME, LENT, by="local:test")
+        leaks = Leaks(app, caplog)
         given = {"way": way, "password": PASSWORD, "key": "k", "timeout_s": 5}
         running = asyncio.create_task(leaks.call("lend.run_on", **given))
         assert await asyncio.to_thread(stage.held.wait, 10)
@@ -883,7 +883,7 @@ async def test_a_tool_that_outstays_its_time_can_neither_use_its_credential_nor_
         cut_off = await running
         assert code(cut_off) == "E3402"
         stage.go.set()
-        await lateness(lock, cut_off)
+        await lateness(app, cut_off)
         assert stage.seen == ["E3603"]
         await leaks.call("lend.run_on", **given)
         assert await leaks.found() == {}

@@ -112,20 +112,20 @@ async def test_the_history_of_a_call_is_success_error_timeout_or_cancelled(
 ) -> None:
     if how == "refused":
         (home / "policy.cedar").write_text('@id("none") forbid (principal, action, resource);')
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, read, quick)
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, read, quick)
         gates["a"] = asyncio.Event()
         if how in ("fine", "refused"):
             gates["a"].set()
         name = {"wrong": 7, "no JSON": float("nan")}.get(how, "a")
         options: Json = {"timeout_s": 0.05} if how == "slow" else {}
-        request = lock.gateway.with_id(
-            lock.request("race.nothing" if how == "unknown" else "race.read", {"name": name}, **options)
+        request = app.gateway.with_id(
+            app.request("race.nothing" if how == "unknown" else "race.read", {"name": name}, **options)
         )
-        task = asyncio.create_task(lock.gateway.invoke(request))
+        task = asyncio.create_task(app.gateway.invoke(request))
         if how == "cancelled":
-            await until(lambda: lock.gateway.runner.active.get(request.id or ""))
-            assert await lock.cancel(request.id or "") == "canceled"
+            await until(lambda: app.gateway.runner.active.get(request.id or ""))
+            assert await app.cancel(request.id or "") == "canceled"
         result = await task
         document = result.document()
         assert (document["status"], document["history_status"]) == (state, history)
@@ -148,8 +148,8 @@ class Races(RuleBasedStateMachine):
         return self._loop.run_until_complete(asyncio.wait_for(work, 120))
 
     async def _open(self) -> None:
-        self._lock = await Interlock.open(self._directory.name, clock=self._clock.clock, housekeeping=False)
-        await admit(self._lock, read, write, quick)
+        self._app = await Interlock.open(self._directory.name, clock=self._clock.clock, housekeeping=False)
+        await admit(self._app, read, write, quick)
 
     async def _turns(self, count: int) -> None:
         for _ in range(count):
@@ -162,9 +162,9 @@ class Races(RuleBasedStateMachine):
         async def begin() -> None:
             gates[name] = asyncio.Event()
             key = name if kind == "write" else None
-            request = self._lock.gateway.with_id(self._lock.request(f"race.{kind}", {"name": name}, key=key))
+            request = self._app.gateway.with_id(self._app.request(f"race.{kind}", {"name": name}, key=key))
             self._ids[name] = request.id or ""
-            self._tasks[name] = asyncio.get_running_loop().create_task(self._lock.gateway.invoke(request))
+            self._tasks[name] = asyncio.get_running_loop().create_task(self._app.gateway.invoke(request))
             await self._turns(turns)
 
         self._run(begin())
@@ -176,7 +176,7 @@ class Races(RuleBasedStateMachine):
             self._tasks[name].cancel()
         else:
             reason: Literal["interruption", "discard"] = "discard" if what == "discard" else "interruption"
-            await self._lock.cancel(self._ids[name], reason)
+            await self._app.cancel(self._ids[name], reason)
 
     @precondition(lambda self: self._tasks)  # pyright: ignore[reportUnknownLambdaType, reportUnknownMemberType]
     @rule(
@@ -212,13 +212,13 @@ class Races(RuleBasedStateMachine):
             for gate in gates.values():
                 gate.set()
             results = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-            await self._lock.journal.drain()
+            await self._app.journal.drain()
             return results
 
         try:
             results = self._run(end())
             for name, result in zip(self._tasks, results, strict=True):
-                closed = self._lock.journal.reader.all(
+                closed = self._app.journal.reader.all(
                     "SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (self._ids[name],)
                 )
                 assert len(closed) == 1, name
@@ -229,9 +229,9 @@ class Races(RuleBasedStateMachine):
                 else:
                     assert isinstance(result, asyncio.CancelledError)
                     assert record["states"][-1] in ("canceled", "succeeded", "timed_out")
-            assert self._lock.journal.reader.all("SELECT 1 FROM reservation WHERE state = 'executing'") == []
+            assert self._app.journal.reader.all("SELECT 1 FROM reservation WHERE state = 'executing'") == []
         finally:
-            self._run(self._lock.close())
+            self._run(self._app.close())
             self._loop.close()
             self._directory.cleanup()
 
@@ -249,22 +249,22 @@ from tests import sample
 from tests.gateway import test_states as here
 
 async def main(home):
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         for one in (sample.increment, sample.send, here.read, here.write):
-            lock.catalog.attach(one)
-        await lock.call("demo.increment", name="a", key="done")
-        await lock.call("demo.send", to="x", key="waits")
+            app.catalog.attach(one)
+        await app.call("demo.increment", name="a", key="done")
+        await app.call("demo.send", to="x", key="waits")
         for name in ("r", "w"):
             here.gates[name] = asyncio.Event()
-        await asyncio.gather(lock.call("race.read", name="r"), lock.call("race.write", name="w", key="cut"))
+        await asyncio.gather(app.call("race.read", name="r"), app.call("race.write", name="w", key="cut"))
 
 asyncio.run(main(sys.argv[1]))
 """
 
 
-def invocations(lock: Interlock) -> dict[str, Json]:
+def invocations(app: Interlock) -> dict[str, Json]:
     """Every call on record, by its tool."""
-    rows = lock.journal.reader.all("SELECT call, body FROM journal ORDER BY seq")
+    rows = app.journal.reader.all("SELECT call, body FROM journal ORDER BY seq")
     told: dict[str, list[Json]] = {}
     for call, body in rows:
         told.setdefault(call, []).append(orjson.loads(body))
@@ -272,24 +272,24 @@ def invocations(lock: Interlock) -> dict[str, Json]:
     return {one["tool_id"]: one for one in found}
 
 
-async def _kill_a_process(lock: Interlock, home: Path) -> dict[str, Json]:
+async def _kill_a_process(app: Interlock, home: Path) -> dict[str, Json]:
     """Have another process make calls and kill it in the midst of two; every call as it was committed before that."""
     reached = {
         "demo.increment": "succeeded", "demo.send": "awaiting_approval", "race.read": "running", "race.write": "queued",
     }  # fmt: skip
     with warm.start(["-c", CHILD, str(home)], os.environ, Path(__file__).parents[2], python=True):
         async with asyncio.timeout(120):
-            while {tool: one["status"] for tool, one in invocations(lock).items()} != reached:
-                await lock.journal.commit(lambda _: None)
-        return invocations(lock)
+            while {tool: one["status"] for tool, one in invocations(app).items()} != reached:
+                await app.journal.commit(lambda _: None)
+        return invocations(app)
 
 
 @pytest.mark.proves("LIFE-04")
 async def test_after_a_crash_each_call_is_in_the_state_that_was_committed_last(home: Path) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, read, write)
-        committed = await _kill_a_process(lock, home)
-        assert invocations(lock) == committed, "the kill changed nothing that was committed"
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, read, write)
+        committed = await _kill_a_process(app, home)
+        assert invocations(app) == committed, "the kill changed nothing that was committed"
     bury(home_at(home))
     async with Interlock.open(home, housekeeping=False) as restarted:
         after = invocations(restarted)

@@ -31,10 +31,10 @@ WINDOW_S = HOUR  # the shortest that settings allow by default
 
 @asynccontextmanager
 async def opened(home: Path, clock: Clock, **options: Any) -> AsyncGenerator[Interlock]:
-    async with Interlock.open(home, clock=clock, housekeeping=False, **options) as lock:
+    async with Interlock.open(home, clock=clock, housekeeping=False, **options) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
-        yield lock
+            app.catalog.attach(one)
+        yield app
 
 
 def step(time: FakeClock, seconds: float) -> None:
@@ -46,8 +46,8 @@ def store_time(transaction: Transaction) -> int:
     return transaction.now_ms
 
 
-async def send(lock: Interlock) -> str | None:
-    return code(await lock.call("demo.increment", name="a", key="k"))
+async def send(app: Interlock) -> str | None:
+    return code(await app.call("demo.increment", name="a", key="k"))
 
 
 @pytest.mark.parametrize("anew", [False, True], ids=["one process", "another process"])
@@ -60,75 +60,75 @@ async def test_a_key_does_not_run_again_because_the_clock_was_set(home: Path, da
         step(time, abs(days) * DAY)
         if not anew:
             assert await send(first) == "E3411"
-    async with opened(home, time.clock) as lock:
-        result = await lock.call("demo.increment", name="a", key="k")
+    async with opened(home, time.clock) as app:
+        result = await app.call("demo.increment", name="a", key="k")
         assert result.error is not None
         assert result.error.code == "E3411"
         assert "clock was set" in result.error.message
         assert "interlock calls show" in result.error.resolution
         if days < 0:
             step(time, days * DAY)
-            assert await send(lock) == "E3411"
-        await lock.maintain()
+            assert await send(app) == "E3411"
+        await app.maintain()
         assert world.runs == 1
         # By the uptime, the window passes as it would have without the step.
         time.advance(2 * DAY)
-        await lock.maintain()
-        assert await send(lock) is None
+        await app.maintain()
+        assert await send(app) is None
         assert world.runs == 2
     assert verify(home_at(home)).intact
 
 
 async def test_a_key_that_is_used_after_the_step_is_not_in_doubt(home: Path) -> None:
     time = FakeClock()
-    async with opened(home, time.clock) as lock:
+    async with opened(home, time.clock) as app:
         step(time, 30 * DAY)
-        assert await send(lock) is None
-        assert (await lock.call("demo.increment", name="a", key="k")).replayed
+        assert await send(app) is None
+        assert (await app.call("demo.increment", name="a", key="k")).replayed
         time.advance(2 * DAY)
-        assert await send(lock) is None
+        assert await send(app) is None
         assert world.runs == 2
 
 
 async def test_the_store_goes_on_while_the_clock_is_behind(home: Path) -> None:
     time, seen = FakeClock(), list[int]()
-    async with opened(home, time.clock) as lock:
+    async with opened(home, time.clock) as app:
         for change in (0, -10 * DAY, 0, 0, 10 * DAY):
             step(time, change)
             time.advance(5)
-            seen.append(await lock.journal.commit(store_time))
+            seen.append(await app.journal.commit(store_time))
     assert seen == [seen[0] + 5_000 * number for number in range(5)]
 
 
 async def test_after_another_start_of_the_machine_a_clock_behind_the_store_is_not_believed(home: Path) -> None:
     before, after = FakeClock(), FakeClock()
-    async with opened(home, before.clock) as lock:
+    async with opened(home, before.clock) as app:
         before.advance(100)
-        assert await send(lock) is None
-        last = await lock.journal.commit(store_time)
+        assert await send(app) is None
+        last = await app.journal.commit(store_time)
     after.now_ms = 0  # an empty battery
-    async with opened(home, after.clock) as lock:
-        assert await lock.journal.commit(store_time) == last
+    async with opened(home, after.clock) as app:
+        assert await app.journal.commit(store_time) == last
         after.advance(60)
-        assert await lock.journal.commit(store_time) == last + 60_000
-        assert (await lock.call("demo.increment", name="a", key="k")).replayed
+        assert await app.journal.commit(store_time) == last + 60_000
+        assert (await app.call("demo.increment", name="a", key="k")).replayed
         after.now_ms = last + 5 * DAY * 1000  # a time server has answered
-        assert await send(lock) == "E3411"
+        assert await send(app) == "E3411"
     assert world.runs == 1
 
 
 async def test_a_step_is_alerted_once_by_each_process_and_is_on_record_once(home: Path) -> None:
     time, heard = FakeClock(), list[Event]()
     async with opened(home, time.clock) as one, opened(home, time.clock) as other:
-        for lock in (one, other):
-            await lock.journal.commit(store_time)
-            lock.listen(lambda event: heard.append(event) if event.type == "tool.alert" else None)
+        for app in (one, other):
+            await app.journal.commit(store_time)
+            app.listen(lambda event: heard.append(event) if event.type == "tool.alert" else None)
         step(time, 3 * DAY)
-        for lock in (one, other, one, other):
+        for app in (one, other, one, other):
             time.advance(2)
-            assert (await lock.call("demo.add", a=1)).ok
-            await lock.journal.commit(store_time)
-            await lock.journal.drain()
+            assert (await app.call("demo.add", a=1)).ok
+            await app.journal.commit(store_time)
+            await app.journal.drain()
         found = timekeeping.steps(one.journal.reader)
     assert [event.data["alert"] for event in heard] == ["CLOCK_STEPPED"] * 2
     assert {event.data["seconds"] for event in heard} == {3 * DAY}
@@ -157,25 +157,25 @@ async def test_whatever_is_done_to_the_clock_a_key_runs_once_in_its_window(
         home = Path(shutil.copytree(prepared_home, Path(place) / "home"))
         time = FakeClock()
         last, ran_at = 0, -1e9
-        lock = await Interlock.open(home, clock=time.clock, housekeeping=False)
+        app = await Interlock.open(home, clock=time.clock, housekeeping=False)
         for what, amount in history:
-            lock.catalog.attach(sample.increment)
+            app.catalog.attach(sample.increment)
             if what == "pass":
                 time.advance(amount)
             elif what == "step":
                 step(time, amount)
             elif what == "again":
-                await lock.close()
-                lock = await Interlock.open(home, clock=time.clock, housekeeping=False)
+                await app.close()
+                app = await Interlock.open(home, clock=time.clock, housekeeping=False)
             else:
                 runs = world.runs
-                await send(lock)
-                await lock.maintain()
+                await send(app)
+                await app.maintain()
                 if world.runs > runs:
                     assert time.monotonic_s - ran_at >= WINDOW_S
                     ran_at = time.monotonic_s
-                now = await lock.journal.commit(store_time)
+                now = await app.journal.commit(store_time)
                 assert now >= last
                 last = now
-        await lock.close()
+        await app.close()
         assert verify(home_at(home)).intact

@@ -103,15 +103,15 @@ unblocked = threading.Event()
 
 
 @pytest.fixture
-async def slow(lock: Interlock) -> Interlock:
+async def slow(app: Interlock) -> Interlock:
     global waiting, released
     waiting, released = asyncio.Event(), asyncio.Event()
     from tests.support.calls import publish
 
     for one in (waits, ignores, computes, stubborn, climbs, nests, remaining, brief):
-        await lock.journal.commit(publish(one))
-        lock.catalog.attach(one)
-    return lock
+        await app.journal.commit(publish(one))
+        app.catalog.attach(one)
+    return app
 
 
 @pytest.mark.shows("Python function", "deadline")
@@ -151,12 +151,12 @@ async def test_a_child_has_what_its_parent_has_left_of_the_callers_budget(home: 
         clock.advance(1.25)
         return [*left, await ctx.call("slow.remaining")]
 
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
-        await admit(lock, spends, remaining)
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
+        await admit(app, spends, remaining)
         # Of a total of 10 s, 7 s are gone when the caller asks.
         budget = Deadline(at=clock.monotonic_s + 10)
         clock.advance(7)
-        left = (await lock.call("slow.spends", deadline=budget)).unwrap()
+        left = (await app.call("slow.spends", deadline=budget)).unwrap()
         assert left == [pytest.approx(3.0), pytest.approx(1.75)]
 
 
@@ -206,15 +206,15 @@ async def test_a_write_whose_post_hook_is_cut_short_is_known_to_be_done(home: Pa
         await asyncio.Event().wait()
         return None
 
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
-        lock.catalog.attach(sample.increment)
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
+        app.catalog.attach(sample.increment)
         if end == "deadline":
             # Nearly all of the call's time is gone when the next hook begins.
-            lock.hook(Hook(id="delays", when="post", run=lambda _: clock.advance(4.95)))
-        lock.hook(Hook(id="holds", when="post", run=holds, timeout_s=3600))
+            app.hook(Hook(id="delays", when="post", run=lambda _: clock.advance(4.95)))
+        app.hook(Hook(id="holds", when="post", run=holds, timeout_s=3600))
         alerts: list[str] = []
-        lock.listen(lambda event: alerts.append(event.data["alert"]) if event.type == "tool.alert" else None)
-        task = asyncio.create_task(lock.call("demo.increment", {"name": "a"}, key="k", timeout_s=5))
+        app.listen(lambda event: alerts.append(event.data["alert"]) if event.type == "tool.alert" else None)
+        task = asyncio.create_task(app.call("demo.increment", {"name": "a"}, key="k", timeout_s=5))
         await asyncio.wait_for(begun.wait(), 30)
         if end == "cancelled":
             task.cancel()
@@ -227,19 +227,19 @@ async def test_a_write_whose_post_hook_is_cut_short_is_known_to_be_done(home: Pa
             assert (result.error.details or {})["executed"] is True
             assert "carried out" in result.error.message
             assert not result.error.retryable
-        assert await unknown_calls(lock.journal) == []
+        assert await unknown_calls(app.journal) == []
         assert "OUTCOME_UNKNOWN" not in alerts
         assert sample.world.counters == {"a": 1}
         # The key answers with the failure, and nothing runs a second time.
-        lock.gateway.hooks.registered.clear()
-        again = await lock.call("demo.increment", {"name": "a"}, key="k")
+        app.gateway.hooks.registered.clear()
+        again = await app.call("demo.increment", {"name": "a"}, key="k")
         assert again.replayed
         assert again.error is not None
         assert ((again.error.details or {})["executed"], again.error.retryable) == (True, False)
         assert sample.world.counters == {"a": 1}
         # Its effect can be undone.
-        ((call,),) = lock.journal.reader.all("SELECT call FROM reservation WHERE key = 'k'")
-        assert (await lock.undo(call, key="u")).ok
+        ((call,),) = app.journal.reader.all("SELECT call FROM reservation WHERE key = 'k'")
+        assert (await app.undo(call, key="u")).ok
         assert sample.world.counters == {"a": 0}
 
 
@@ -613,7 +613,7 @@ def test_a_thousand_clients_that_failed_together_do_not_come_back_together() -> 
 @pytest.mark.proves("IDEM-10", "IDEM-11")
 @pytest.mark.parametrize(("jitter", "least", "most"), [({}, 0.0, 0.1), ({"jitter": "proportional"}, 0.08, 0.12)])
 async def test_a_manifest_chooses_how_its_retries_are_paced(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch, jitter: Any, least: float, most: float
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, jitter: Any, least: float, most: float
 ) -> None:
     drawn: list[tuple[float, float]] = []
 
@@ -630,10 +630,10 @@ async def test_a_manifest_chooses_how_its_retries_are_paced(
     paced = tool(version="1.0.0", mutation_class="read_only", namespace="slow", retry={"max_attempts": 2, **jitter})(
         down
     )
-    await lock.journal.commit(publish(paced))
-    lock.catalog.attach(paced)
+    await app.journal.commit(publish(paced))
+    app.catalog.attach(paced)
     monkeypatch.setattr(random, "uniform", lowest)
-    assert code(await lock.call_with_retries("slow.down")) == "E3415"
+    assert code(await app.call_with_retries("slow.down")) == "E3415"
     ((low, high),) = drawn
     base = 0.0 if not jitter else 0.1
     assert (base + low, base + high) == (pytest.approx(least), pytest.approx(most))
@@ -641,7 +641,7 @@ async def test_a_manifest_chooses_how_its_retries_are_paced(
 
 @pytest.mark.shows("Python function", "retries of reads")
 @pytest.mark.proves("IDEM-10")
-async def test_a_read_without_a_key_is_sent_again_within_the_limit_and_the_deadline(lock: Interlock) -> None:
+async def test_a_read_without_a_key_is_sent_again_within_the_limit_and_the_deadline(app: Interlock) -> None:
     runs: list[str | None] = []
 
     async def down(ctx: Context) -> str:
@@ -650,27 +650,27 @@ async def test_a_read_without_a_key_is_sent_again_within_the_limit_and_the_deadl
         raise Failure("E3502", "it is down", retry_after_ms=1 if len(runs) < 3 else 3_600_000)
 
     paced = tool(version="1.0.0", mutation_class="read_only", namespace="slow", retry={"max_attempts": 10})(down)
-    await admit(lock, paced)
-    result = await asyncio.wait_for(lock.call_with_retries("slow.down"), 60)
+    await admit(app, paced)
+    result = await asyncio.wait_for(app.call_with_retries("slow.down"), 60)
     assert (runs, code(result)) == ([None] * 3, "E3502"), "an hour's pause is not slept: the last error is the answer"
 
 
 @pytest.mark.proves("IDEM-10")
-async def test_retries_keep_the_key_and_count_as_one_call_for_the_world(lock: Interlock) -> None:
+async def test_retries_keep_the_key_and_count_as_one_call_for_the_world(app: Interlock) -> None:
     sample.flaky.failures = [Failure("RATE_LIMITED", "slow down", retry_after_ms=1), Failure("E3502", retry_after_ms=1)]
-    result = await lock.call_with_retries("demo.unsteady", {"name": "a"}, key="k")
+    result = await app.call_with_retries("demo.unsteady", {"name": "a"}, key="k")
     assert result.unwrap() == "a"
     assert sample.flaky.runs == 3
-    assert [record["idempotencyKey"] for record in records(lock)] == ["k"] * 3
+    assert [record["idempotencyKey"] for record in records(app)] == ["k"] * 3
     sample.flaky.failures = [Failure("E3502", retry_after_ms=1)] * 9
-    gave_up = await lock.call_with_retries("demo.unsteady", {"name": "b"}, key="k2")
+    gave_up = await app.call_with_retries("demo.unsteady", {"name": "b"}, key="k2")
     assert gave_up.error is not None
     assert (gave_up.error.code, gave_up.error.row.error_code) == ("E3415", "RETRY_EXHAUSTED")
-    assert lock.gateway.observer.metrics["RETRY_BUDGET_EXHAUSTED"] == 1
+    assert app.gateway.observer.metrics["RETRY_BUDGET_EXHAUSTED"] == 1
 
 
 async def test_the_home_fixture_of_the_library_works(tmp_path: Path) -> None:
-    from interlock.testing import lock as fixture
+    from interlock.testing import app as fixture
 
     assert fixture is not None
     async with Interlock.open(tmp_path / "one") as one, Interlock.open(tmp_path / "two") as two:
@@ -698,10 +698,10 @@ async def _(result: str) -> None:
 
 @pytest.mark.shows("Python function", "no resent writes")
 @pytest.mark.supports("IDEM-09")
-async def test_a_retryable_failure_after_a_reported_change_is_not_retried_blindly(lock: Interlock) -> None:
+async def test_a_retryable_failure_after_a_reported_change_is_not_retried_blindly(app: Interlock) -> None:
     from tests.support.calls import publish
 
-    await lock.journal.commit(publish(half))
-    lock.catalog.attach(half)
-    await lock.call("slow.half", key="k")
-    assert code(await lock.call("slow.half", key="k")) == "E3409"
+    await app.journal.commit(publish(half))
+    app.catalog.attach(half)
+    await app.call("slow.half", key="k")
+    assert code(await app.call("slow.half", key="k")) == "E3409"

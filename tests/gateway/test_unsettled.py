@@ -12,7 +12,7 @@ from tests.sample import flaky
 from tests.support.calls import admit
 
 
-async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(lock: Interlock) -> None:
+async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(app: Interlock) -> None:
     begun = asyncio.Event()
 
     @tool(
@@ -44,23 +44,23 @@ async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(loc
         await begun.wait()
         raise Failure("E3411", "not now")
 
-    await admit(lock, strand, over, fall)
+    await admit(app, strand, over, fall)
     heard: list[Alert] = []
-    lock.gateway.telemetry.alerts.listeners.append(heard.append)
-    asked = lock.gateway.with_id(lock.request("demo.strand", {"name": "cancelled"}, key="cancelled"))
-    running = asyncio.create_task(lock.gateway.invoke(asked))
+    app.gateway.telemetry.alerts.listeners.append(heard.append)
+    asked = app.gateway.with_id(app.request("demo.strand", {"name": "cancelled"}, key="cancelled"))
+    running = asyncio.create_task(app.gateway.invoke(asked))
     await begun.wait()
-    assert await lock.cancel(asked.id or "") == "canceled"
+    assert await app.cancel(asked.id or "") == "canceled"
     cancelled = await running
     begun.clear()
-    both = [lock.request("demo.fall", {}), lock.request("demo.strand", {"name": "sibling"}, key="sibling")]
-    results = await lock.batch(both, BatchPolicy(sibling_failure="cancel_siblings"))
-    below = await lock.call("demo.over")
+    both = [app.request("demo.fall", {}), app.request("demo.strand", {"name": "sibling"}, key="sibling")]
+    results = await app.batch(both, BatchPolicy(sibling_failure="cancel_siblings"))
+    below = await app.call("demo.over")
     sibling = results[1]
-    again = await lock.call("demo.strand", name="sibling", key="sibling")
+    again = await app.call("demo.strand", name="sibling", key="sibling")
     assert again.error is not None
     assert again.error.code == "E3409"
-    blocked = {str(row[0]) for row in lock.journal.reader.all("SELECT call FROM reservation WHERE state = 'unknown'")}
+    blocked = {str(row[0]) for row in app.journal.reader.all("SELECT call FROM reservation WHERE state = 'unknown'")}
     assert len(blocked) == 3
     assert sorted((one.name, one.severity, one.invocation_id) for one in heard) == sorted(
         ("OUTCOME_UNKNOWN", "critical", call) for call in blocked
@@ -75,13 +75,13 @@ async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(loc
         assert f"interlock calls reconcile {stranded}" in failure.message
         assert failure.evidence_refs == (f"journal:{stranded}",)
         await reconcile.reconcile(
-            lock.journal, lock.caller, stranded, seal=lock.gateway.storage.outcomes.seal, happened=False
+            app.journal, app.caller, stranded, seal=app.gateway.storage.outcomes.seal, happened=False
         )
 
 
-async def test_a_stopped_write_that_did_nothing_may_be_sent_again(lock: Interlock) -> None:
+async def test_a_stopped_write_that_did_nothing_may_be_sent_again(app: Interlock) -> None:
     flaky.failures = [Failure("E3502", "the far side is away")]
-    failure = (await lock.call("demo.unsteady", name="a", key="k")).error
+    failure = (await app.call("demo.unsteady", name="a", key="k")).error
     assert failure is not None
     assert (failure.retryable, failure.resolution) == (True, "wait, then send the call again")
-    assert (await lock.call("demo.unsteady", name="a", key="k")).ok
+    assert (await app.call("demo.unsteady", name="a", key="k")).ok

@@ -21,40 +21,40 @@ from tests.support.tool_modules import SOURCE
 async def _home_with_a_sandboxed_tool(home: Path, directory: Path) -> None:
     file = directory / "warm_tool.py"
     file.write_text(SOURCE)
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, *load(str(file))[1])
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, *load(str(file))[1])
 
 
 async def test_where_the_home_has_sandboxed_tools_the_sandbox_opens_by_itself(home: Path, tmp_path: Path) -> None:
     await _home_with_a_sandboxed_tool(home, tmp_path)
-    async with Interlock.open(home, housekeeping=False) as lock:
-        assert "sandbox" not in (await Health(lock).ready())[1]
-        warming = lock.warm_up()
-        while not lock.gateway.runner.health():  # noqa: ASYNC110 - no event says so
+    async with Interlock.open(home, housekeeping=False) as app:
+        assert "sandbox" not in (await Health(app).ready())[1]
+        warming = app.warm_up()
+        while not app.gateway.runner.health():  # noqa: ASYNC110 - no event says so
             await asyncio.sleep(0)
-        status, parts = await Health(lock).ready()
-        if lock.gateway.runner.health() == {"sandbox": "degraded"}:
+        status, parts = await Health(app).ready()
+        if app.gateway.runner.health() == {"sandbox": "degraded"}:
             assert (status, parts["sandbox"]) == ("degraded", "degraded")
         # A call that comes meanwhile waits for the same opening.
         (say,) = load(str(tmp_path / "warm_tool.py"))[1]
-        lock.catalog.attach(say)
-        assert (await lock.call("pinned.say")).unwrap() == "as admitted"
+        app.catalog.attach(say)
+        assert (await app.call("pinned.say")).unwrap() == "as admitted"
         await warming
-        assert (await Health(lock).ready())[1]["sandbox"] == "healthy"
+        assert (await Health(app).ready())[1]["sandbox"] == "healthy"
 
 
 async def test_where_the_home_has_none_nothing_is_opened(home: Path) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock, sample.increment)
-        await lock.warm_up()
-        assert not lock.gateway.runner.health()
-        assert "sandbox" not in (await Health(lock).ready())[1]
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app, sample.increment)
+        await app.warm_up()
+        assert not app.gateway.runner.health()
+        assert "sandbox" not in (await Health(app).ready())[1]
 
 
 async def test_a_process_that_stays_opens_it_and_ends_well_whenever_it_ends(home: Path, tmp_path: Path) -> None:
     await _home_with_a_sandboxed_tool(home, tmp_path)
-    async with Interlock.open(home) as lock, asyncio.timeout(60):
-        while not lock.gateway.runner.health():  # noqa: ASYNC110 - no event says so
+    async with Interlock.open(home) as app, asyncio.timeout(60):
+        while not app.gateway.runner.health():  # noqa: ASYNC110 - no event says so
             await asyncio.sleep(0.01)
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 

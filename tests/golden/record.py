@@ -122,8 +122,8 @@ class Connection:
 class Player:
     """Plays cases against one server, over every wire."""
 
-    def __init__(self, lock: Interlock, clock: FakeClock, port: int, grpc_port: int, tokens: Mapping[str, str]) -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, clock: FakeClock, port: int, grpc_port: int, tokens: Mapping[str, str]) -> None:
+        self.app = app
         self._clock = clock
         self._port = port
         self._tokens = tokens
@@ -144,10 +144,10 @@ class Player:
         Calls take shorter ways where nobody listens to events. Reading the metrics takes longer than most cases.
         """
         State.clear()
-        (before,) = self.lock.journal.reader.all("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
+        (before,) = self.app.journal.reader.all("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
         events: list[Event] = []
         counted = await self._metrics() if measure else {}
-        stop = self.lock.listen(events.append) if listen else lambda: None
+        stop = self.app.listen(events.append) if listen else lambda: None
         late = asyncio.create_task(self._let_time_pass())
         answers: list[Json] = []
         for step in case:
@@ -155,10 +155,10 @@ class Player:
                 await self._decide(step)
             else:
                 answers.append(await self._ask(_filled(step, f"{name}-{over}"), over))
-        await self.lock.journal.commit(lambda _: None)
+        await self.app.journal.commit(lambda _: None)
         stop()
         late.cancel()
-        rows = self.lock.journal.reader.all("SELECT body FROM journal WHERE seq > ? ORDER BY seq", (before,))
+        rows = self.app.journal.reader.all("SELECT body FROM journal WHERE seq > ? ORDER BY seq", (before,))
         after = await self._metrics() if measure else {}
         played = {
             "answers": answers,
@@ -180,7 +180,7 @@ class Player:
         return Names().settled(answer)
 
     async def _metrics(self) -> dict[str, float]:
-        lines = (await self.lock.gateway.telemetry.metrics.render()).decode().splitlines()
+        lines = (await self.app.gateway.telemetry.metrics.render()).decode().splitlines()
         samples = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
         return {name: float(value) for name, value in samples if not _MEASURED.match(name)}
 
@@ -192,8 +192,8 @@ class Player:
             self._clock.advance(5)
 
     async def _decide(self, step: Decision) -> None:
-        rows = self.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'pending' ORDER BY seq DESC LIMIT 1")
-        decide = self.lock.approvals.approve if step.approve else self.lock.approvals.deny
+        rows = self.app.journal.reader.all("SELECT body FROM journal WHERE kind = 'pending' ORDER BY seq DESC LIMIT 1")
+        decide = self.app.approvals.approve if step.approve else self.app.approvals.deny
         await decide(json.loads(rows[0][0])["approvalTicketId"], by=REVIEWER)
 
     def _bearer(self, wanted: Wanted) -> dict[str, str]:
@@ -222,7 +222,7 @@ class Player:
 
     async def _library(self, wanted: Wanted) -> Json:
         try:
-            result = await self.lock.call(
+            result = await self.app.call(
                 wanted.tool, wanted.arguments, key=wanted.key, dry_run=wanted.dry_run, version=wanted.version,
                 token=self._tokens[wanted.token],
             )  # fmt: skip
@@ -314,17 +314,17 @@ def _mcp(wanted: Wanted, meta: Json) -> Json:
 async def playing(home: Path) -> AsyncGenerator[Player]:
     """A player before a server on a clock that stands still."""
     clock = FakeClock(seed="golden")
-    async with Interlock.open(home, housekeeping=False, clock=clock.clock) as lock:
-        await admit(lock, *TOOLS)
-        lock.issuer_keys.init("EdDSA")
+    async with Interlock.open(home, housekeeping=False, clock=clock.clock) as app:
+        await admit(app, *TOOLS)
+        app.issuer_keys.init("EdDSA")
         for name, kind in (("ann", "human"), ("bot", "agent")):
-            await lock.identities.register(
+            await app.identities.register(
                 Identity(did=did_of(name), name=name, kind=cast("Any", kind), trust=80), by="test"
             )
 
         async def issue(tools: str, seconds: int) -> str:
-            return await lock.tokens.issue(
-                subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant(tools)], by=lock.caller, ttl_s=seconds
+            return await app.tokens.issue(
+                subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant(tools)], by=app.caller, ttl_s=seconds
             )
 
         expired = await issue("*", 60)
@@ -334,9 +334,9 @@ async def playing(home: Path) -> AsyncGenerator[Player]:
             "full": full, "narrow": await issue("gold.echo", 86_400), "none": "", "malformed": "not.a.token",
             "forged": full[:-8] + ("AAAAAAAA" if not full.endswith("AAAAAAAA") else "BBBBBBBB"), "expired": expired,
         }  # fmt: skip
-        async with serving(Service(lock), Listening(port=0, grpc_port=0)) as server:
+        async with serving(Service(app), Listening(port=0, grpc_port=0)) as server:
             assert server.grpc_port is not None
-            player = Player(lock, clock, server.port, server.grpc_port, tokens)
+            player = Player(app, clock, server.port, server.grpc_port, tokens)
             try:
                 yield player
             finally:

@@ -74,11 +74,11 @@ def passed(digest: str) -> Evidence:
     return Evidence(digest, True, "examples", "1 cases passed")
 
 
-async def offer(lock: Interlock, candidate: AnyTool) -> Admission:
-    return await lock.offer(candidate, "library:")
+async def offer(app: Interlock, candidate: AnyTool) -> Admission:
+    return await app.offer(candidate, "library:")
 
 
-async def with_facts(lock: Interlock, number: int, facts: dict[Conjunct, bool]) -> tuple[AnyTool, Admission]:
+async def with_facts(app: Interlock, number: int, facts: dict[Conjunct, bool]) -> tuple[AnyTool, Admission]:
     """Offer a tool of which exactly these conditions hold."""
     document = declared(tool_id=f"tool_{number:03d}")
     for name, edit in SPOIL.items():
@@ -87,44 +87,44 @@ async def with_facts(lock: Interlock, number: int, facts: dict[Conjunct, bool]) 
     if not facts["version_registered"]:
         earlier = made(declared(tool_id=f"tool_{number:03d}", changelog="other content"))
         digest = contract_digest(earlier)
-        await lock.journal.commit(admission.publish(earlier.manifest, digest, "library:", passed(digest), "test"))
+        await app.journal.commit(admission.publish(earlier.manifest, digest, "library:", passed(digest), "test"))
     candidate = made(document, working if facts["contract_tests_passing"] else failing)
     if facts["contract_tests_passing"]:
         evidence = passed(contract_digest(candidate))
-        await lock.journal.commit(lambda transaction: admission.record_evidence(transaction, evidence))
-    return candidate, await offer(lock, candidate)
+        await app.journal.commit(lambda transaction: admission.record_evidence(transaction, evidence))
+    return candidate, await offer(app, candidate)
 
 
 @pytest.mark.proves("REG-01")
 async def test_a_version_is_available_iff_all_eight_conditions_hold_and_a_refusal_names_exactly_the_others(
     tmp_path: Path,
 ) -> None:
-    async with Interlock.open(tmp_path) as lock:
+    async with Interlock.open(tmp_path) as app:
         for number, held in enumerate(product((False, True), repeat=8)):
             facts = dict(zip(CONJUNCTS, held, strict=True))
-            candidate, answer = await with_facts(lock, number, facts)
+            candidate, answer = await with_facts(app, number, facts)
             assert answer.admitted == all(held)
             assert set(answer.verdict.refused) == {name for name, holds in facts.items() if not holds}
             assert all(words for words in answer.verdict.refused.values())
-            available = {row.digest for row in await lock.catalog.rows() if row.address == candidate.manifest.address}
+            available = {row.digest for row in await app.catalog.rows() if row.address == candidate.manifest.address}
             assert (contract_digest(candidate) in available) == all(held)
 
 
 @pytest.mark.proves("REG-01")
 async def test_a_refused_version_cannot_be_called_in_any_form(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        answer = await offer(lock, made(declared(observability=None, idempotency=None)))
+    async with Interlock.open(tmp_path) as app:
+        answer = await offer(app, made(declared(observability=None, idempotency=None)))
         assert not answer.admitted
-        result = await lock.call("demo.balance", account="cash")
+        result = await app.call("demo.balance", account="cash")
         assert result.error is not None
         assert result.error.code == "E3101"
 
 
 @pytest.mark.proves("REG-01")
 async def test_a_refusal_lists_everything_that_is_wrong_at_once_and_what_to_do(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path) as lock:
+    async with Interlock.open(tmp_path) as app:
         with pytest.raises(Failure) as caught:
-            await lock.add(made(declared(observability=None, mutation_class=None, required_permissions=None)))
+            await app.add(made(declared(observability=None, mutation_class=None, required_permissions=None)))
         failure = caught.value
         assert failure.code == "E3105"
         assert failure.details is not None
@@ -151,28 +151,28 @@ async def test_evidence_recorded_for_another_digest_does_not_count(tmp_path: Pat
     verdict = examine(candidate.manifest, digest, {}, passed(contract_digest(other)))
     assert set(verdict.refused) == {"contract_tests_passing"}
     assert examine(candidate.manifest, digest, {}, passed(digest)).admitted
-    async with Interlock.open(tmp_path) as lock:
+    async with Interlock.open(tmp_path) as app:
         evidence = passed(contract_digest(other))
-        await lock.journal.commit(lambda transaction: admission.record_evidence(transaction, evidence))
-        assert set((await offer(lock, candidate)).verdict.refused) == {"contract_tests_passing"}
+        await app.journal.commit(lambda transaction: admission.record_evidence(transaction, evidence))
+        assert set((await offer(app, candidate)).verdict.refused) == {"contract_tests_passing"}
 
 
 @pytest.mark.proves("REG-01")
 async def test_evidence_of_failed_tests_does_not_admit(tmp_path: Path) -> None:
     candidate = made(declared(), failing)
-    async with Interlock.open(tmp_path) as lock:
-        answer = await offer(lock, candidate)
+    async with Interlock.open(tmp_path) as app:
+        answer = await offer(app, candidate)
         assert set(answer.verdict.refused) == {"contract_tests_passing"}
         assert "the ledger does not answer" in answer.verdict.refused["contract_tests_passing"][0]
 
 
 @pytest.mark.proves("CONTRACT-10")
 async def test_the_fallback_kind_is_admitted_with_a_warning(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        answer = await offer(lock, made(declared(tool_kind="custom")))
+    async with Interlock.open(tmp_path) as app:
+        answer = await offer(app, made(declared(tool_kind="custom")))
         assert answer.admitted
         assert "custom" in answer.verdict.warnings[0]
-        assert not (await offer(lock, made(declared(tool_id="other")))).verdict.warnings
+        assert not (await offer(app, made(declared(tool_id="other")))).verdict.warnings
 
 
 EFFECTS: list[Json] = [{"resource": "account:{account}", "operation": "UPDATE"}]
@@ -213,17 +213,17 @@ REG_03 = pytest.mark.proves("REG-03")
 
 @REG_03
 async def test_registering_identical_content_again_changes_nothing(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        [first] = await lock.add(made(declared()))
+    async with Interlock.open(tmp_path) as app:
+        [first] = await app.add(made(declared()))
         before = (
-            lock.journal.reader.all("SELECT * FROM tool_version"),
-            lock.journal.reader.all("SELECT seq FROM journal"),
+            app.journal.reader.all("SELECT * FROM tool_version"),
+            app.journal.reader.all("SELECT seq FROM journal"),
         )
-        [again] = await lock.add(made(declared()))
+        [again] = await app.add(made(declared()))
         assert (first.new, again.new) == (True, False)
         assert before == (
-            lock.journal.reader.all("SELECT * FROM tool_version"),
-            lock.journal.reader.all("SELECT seq FROM journal"),
+            app.journal.reader.all("SELECT * FROM tool_version"),
+            app.journal.reader.all("SELECT seq FROM journal"),
         )
 
 
@@ -231,40 +231,40 @@ async def test_registering_identical_content_again_changes_nothing(tmp_path: Pat
 @REG_03
 async def test_other_content_under_a_published_version_is_a_conflict(tmp_path: Path) -> None:
     changed = declared(result_schema={"type": "number"})
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(made(declared()))
-        digest = (await lock.catalog.rows())[0].digest
+    async with Interlock.open(tmp_path) as app:
+        await app.add(made(declared()))
+        digest = (await app.catalog.rows())[0].digest
         with pytest.raises(Failure) as caught:
-            await lock.add(made(changed))
+            await app.add(made(changed))
         assert (caught.value.code, caught.value.row.http) == ("E3103", 409)
         assert "new version" in caught.value.message
-        assert [row.digest for row in await lock.catalog.rows()] == [digest]
+        assert [row.digest for row in await app.catalog.rows()] == [digest]
 
 
 @REG_03
 async def test_of_two_that_publish_one_version_at_once_the_later_is_refused(tmp_path: Path) -> None:
     one, other = made(declared()), made(declared(changelog="other content"))
-    async with Interlock.open(tmp_path) as lock:
+    async with Interlock.open(tmp_path) as app:
         for candidate, expected in ((one, None), (other, "E3103")):
             digest = contract_digest(candidate)
             unit = admission.publish(candidate.manifest, digest, "library:", passed(digest), "test")
             if expected is None:
-                assert await lock.journal.commit(unit)
+                assert await app.journal.commit(unit)
             else:
                 with pytest.raises(Failure) as caught:
-                    await lock.journal.commit(unit)
+                    await app.journal.commit(unit)
                 assert caught.value.code == expected
-        assert [row.digest for row in await lock.catalog.rows()] == [contract_digest(one)]
+        assert [row.digest for row in await app.catalog.rows()] == [contract_digest(one)]
 
 
 @REG_03
 async def test_many_versions_live_side_by_side_and_an_older_one_never_becomes_current(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path) as lock:
+    async with Interlock.open(tmp_path) as app:
         for version in ("1.1.0", "2.0.0", "1.1.1"):
-            await lock.add(made(declared(version=version)))
-        assert (await lock.catalog.resolve("demo.balance")).contract.version == "2.0.0"
+            await app.add(made(declared(version=version)))
+        assert (await app.catalog.resolve("demo.balance")).contract.version == "2.0.0"
         for version in ("1.1.0", "2.0.0", "1.1.1"):
-            result = await lock.call("demo.balance", account="cash", version=version)
+            result = await app.call("demo.balance", account="cash", version=version)
             assert (result.ok, result.tool) == (True, f"demo.balance@{version}")
 
 
@@ -292,9 +292,9 @@ TIGHTER: Json = {
 async def test_a_breaking_change_needs_a_major_bump_that_says_so(
     tmp_path: Path, version: str, says_breaking: bool, admitted: bool
 ) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(made(declared()))
-        answer = await offer(lock, made(declared(version=version, parameters=TIGHTER, breaking_changes=says_breaking)))
+    async with Interlock.open(tmp_path) as app:
+        await app.add(made(declared()))
+        answer = await offer(app, made(declared(version=version, parameters=TIGHTER, breaking_changes=says_breaking)))
         assert answer.admitted == admitted
         assert ("version_registered" in answer.verdict.refused) == (not admitted)
 
@@ -302,12 +302,12 @@ async def test_a_breaking_change_needs_a_major_bump_that_says_so(
 @BUMPS
 @pytest.mark.parametrize(("version", "admitted"), [("1.0.1", False), ("1.1.0", True), ("2.0.0", True)])
 async def test_a_change_that_breaks_nobody_needs_a_minor_bump(tmp_path: Path, version: str, admitted: bool) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(made(declared(parameters=TIGHTER)))
-        answer = await offer(lock, made(declared(version=version)))
+    async with Interlock.open(tmp_path) as app:
+        await app.add(made(declared(parameters=TIGHTER)))
+        answer = await offer(app, made(declared(version=version)))
         assert answer.admitted == admitted
         assert ("version_registered" in answer.verdict.refused) == (not admitted)
-        assert (await offer(lock, made(declared(version="1.0.2", parameters=TIGHTER, changelog="words")))).admitted
+        assert (await offer(app, made(declared(version="1.0.2", parameters=TIGHTER, changelog="words")))).admitted
 
 
 PATCH, MINOR, MAJOR = "1.0.1", "1.1.0", "2.0.0"
@@ -347,23 +347,23 @@ async def test_registration_holds_outputs_and_declared_behaviour_to_the_same_rul
 ) -> None:
     breaking = least == MAJOR
     later = "text" if value is None else value
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(made(declared(**before), _gives({"cents": 1} if value is None else value)))
-        answer = await offer(lock, made(declared(version=version, breaking_changes=breaking, **after), _gives(later)))
+    async with Interlock.open(tmp_path) as app:
+        await app.add(made(declared(**before), _gives({"cents": 1} if value is None else value)))
+        answer = await offer(app, made(declared(version=version, breaking_changes=breaking, **after), _gives(later)))
         assert answer.admitted == (version >= least), answer.verdict.refused
         assert ("version_registered" in answer.verdict.refused) == (version < least)
         if breaking and version == MAJOR:
             hushed = declared(version="3.0.0", breaking_changes=False, **after) | {"behaviour_change": True}
-            assert "version_registered" in (await offer(lock, made(hushed, _gives(later)))).verdict.refused
+            assert "version_registered" in (await offer(app, made(hushed, _gives(later)))).verdict.refused
 
 
 @BUMPS
 async def test_a_patch_is_measured_against_its_own_line_and_not_the_highest_version(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(made(declared()))
-        await lock.add(made(declared(version="2.0.0", parameters=TIGHTER, breaking_changes=True)))
-        assert (await offer(lock, made(declared(version="1.0.1", changelog="as 1.0.0")))).admitted
-        assert not (await offer(lock, made(declared(version="1.0.2", parameters=TIGHTER)))).admitted
+    async with Interlock.open(tmp_path) as app:
+        await app.add(made(declared()))
+        await app.add(made(declared(version="2.0.0", parameters=TIGHTER, breaking_changes=True)))
+        assert (await offer(app, made(declared(version="1.0.1", changelog="as 1.0.0")))).admitted
+        assert not (await offer(app, made(declared(version="1.0.2", parameters=TIGHTER)))).admitted
 
 
 @BUMPS
@@ -378,9 +378,9 @@ async def test_functions_are_held_to_the_same_rule(tmp_path: Path) -> None:
         """Quote a price for an account."""
         return cents
 
-    async with Interlock.open(tmp_path) as lock:
-        await lock.add(first)
+    async with Interlock.open(tmp_path) as app:
+        await app.add(first)
         with pytest.raises(Failure) as caught:
-            await lock.add(second)
+            await app.add(second)
         assert caught.value.code == "E3105"
         assert "cents" in caught.value.message

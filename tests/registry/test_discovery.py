@@ -52,10 +52,10 @@ def code(result: Result) -> str | None:
 class Watch:
     """Hears the alerts of a place, and waits for what others bring about."""
 
-    def __init__(self, lock: Interlock) -> None:
+    def __init__(self, app: Interlock) -> None:
         self.alerts: list[Alert] = []
         self._more = asyncio.Event()
-        lock.gateway.telemetry.alerts.listeners.append(self._hear)
+        app.gateway.telemetry.alerts.listeners.append(self._hear)
 
     def _hear(self, alert: Alert) -> None:
         self.alerts.append(alert)
@@ -83,10 +83,10 @@ async def until(true: Callable[[], Any]) -> None:
 async def test_what_a_server_offers_on_three_pages_is_registered_and_one_bad_descriptor_is_a_warning(
     tmp_path: Path, era: tuple[str, ...]
 ) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        watch = Watch(lock)
-        before_ms = lock.clock.now_ms()
-        report = await lock.upstreams.add("desk", "mcp", run(SCRIPTED, *era), by=lock.caller)
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        watch = Watch(app)
+        before_ms = app.clock.now_ms()
+        report = await app.upstreams.add("desk", "mcp", run(SCRIPTED, *era), by=app.caller)
         assert {one.name: one.state for one in report.tools} == {
             **dict.fromkeys(("echo", "shuffle", "hang", "exit", "grow", "state"), "admitted"),
             "spoilt": "refused",
@@ -95,16 +95,16 @@ async def test_what_a_server_offers_on_three_pages_is_registered_and_one_bad_des
         warning = await watch.heard("INVALID_TOOL_SCHEMA")
         assert (warning.severity, warning.facts["offered"]) == ("warning", "spoilt")
 
-        rows = {row.address: row for row in await lock.catalog.rows()}
+        rows = {row.address: row for row in await app.catalog.rows()}
         assert {row.origin for row in rows.values()} == {"upstream:desk"}
         assert sorted(rows) == [f"desk.{name}" for name in ("echo", "exit", "grow", "hang", "shuffle", "state")]
-        found = lock.journal.reader.all("SELECT DISTINCT discovered_ms FROM upstream_tool WHERE state = 'admitted'")
-        assert [before_ms <= at_ms <= lock.clock.now_ms() for (at_ms,) in found] == [True]
+        found = app.journal.reader.all("SELECT DISTINCT discovered_ms FROM upstream_tool WHERE state = 'admitted'")
+        assert [before_ms <= at_ms <= app.clock.now_ms() for (at_ms,) in found] == [True]
 
         # It announces that it only reads. Nobody has said that this is to be believed.
-        contract = (await lock.catalog.resolve("desk.echo")).contract
+        contract = (await app.catalog.resolve("desk.echo")).contract
         assert contract.mutation.mutation_class == "write_irreversible"
-        assert (await lock.call("desk.echo", text="hi", key="k")).pending
+        assert (await app.call("desk.echo", text="hi", key="k")).pending
 
 
 @pytest.mark.proves("REG-10")
@@ -112,28 +112,28 @@ async def test_what_a_server_offers_on_three_pages_is_registered_and_one_bad_des
 async def test_a_server_of_another_protocol_is_not_discovered_and_that_is_the_reason(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
         with pytest.raises(Failure) as caught:
-            await lock.upstreams.add("desk", "mcp", run(SCRIPTED, *options), by=lock.caller)
+            await app.upstreams.add("desk", "mcp", run(SCRIPTED, *options), by=app.caller)
         assert caught.value.details == {"sent": False, "reason": "protocol_version_mismatch"}
-        assert await lock.catalog.rows() == []
-        assert await lock.upstreams.list() == []
+        assert await app.catalog.rows() == []
+        assert await app.upstreams.list() == []
 
 
 @pytest.mark.proves("REG-10")
 @pytest.mark.parametrize("era", [(), ("--modern",)], ids=["handshake", "modern"])
 async def test_a_change_that_a_server_announces_is_found_by_itself(tmp_path: Path, era: tuple[str, ...]) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
         overlay = {"tools": {"grow": READS}}
-        await lock.upstreams.add("desk", "mcp", run(SCRIPTED, *era), by=lock.caller, overlay=overlay)
-        assert (await lock.call("desk.grow")).ok
+        await app.upstreams.add("desk", "mcp", run(SCRIPTED, *era), by=app.caller, overlay=overlay)
+        assert (await app.call("desk.grow")).ok
 
         async def grown() -> bool:
-            return "desk.grown7" in await lock.catalog.addresses()
+            return "desk.grown7" in await app.catalog.addresses()
 
         await until(grown)
         # What an operator said of one tool gives nothing to another.
-        assert (await lock.catalog.resolve("desk.grown7")).contract.mutation.mutation_class == "write_irreversible"
+        assert (await app.catalog.resolve("desk.grown7")).contract.mutation.mutation_class == "write_irreversible"
 
 
 # Away and back
@@ -169,39 +169,39 @@ async def test_a_server_that_stops_is_noticed_by_schedule_and_its_tools_come_bac
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port, probes, server = free_port(), 0, HttpServer()
-    async with Interlock.open(tmp_path, upstream_probe_s=0.05) as lock:
-        watch, probe_all = Watch(lock), lock.upstreams.probe_all
+    async with Interlock.open(tmp_path, upstream_probe_s=0.05) as app:
+        watch, probe_all = Watch(app), app.upstreams.probe_all
 
         async def counted() -> None:
             nonlocal probes
             await probe_all()
             probes += 1
 
-        monkeypatch.setattr(lock.upstreams, "probe_all", counted)
+        monkeypatch.setattr(app.upstreams, "probe_all", counted)
 
         def kept() -> list[Any]:
             return [
-                *lock.journal.reader.all(
+                *app.journal.reader.all(
                     "SELECT address, version, digest, state, published_ms FROM tool_version ORDER BY 1"
                 ),
-                *lock.journal.reader.all("SELECT name, state, pinned, discovered_ms FROM upstream_tool ORDER BY 1"),
+                *app.journal.reader.all("SELECT name, state, pinned, discovered_ms FROM upstream_tool ORDER BY 1"),
             ]
 
         async with at(port, server) as url:
             overlay = {"tools": {"look": READS}}
             config: Json = {"url": url, "allow_private": True}
-            await lock.upstreams.add("far", "mcp", config, by=lock.caller, overlay=overlay)
-            assert (await lock.call("far.look")).ok
+            await app.upstreams.add("far", "mcp", config, by=app.caller, overlay=overlay)
+            assert (await app.call("far.look")).ok
             registered = kept()
-            assert await _availability(lock) == "AVAILABLE"
+            assert await _availability(app) == "AVAILABLE"
 
         stopped_at = probes
         await watch.heard("UPSTREAM_UNAVAILABLE")
         assert probes - stopped_at <= 2
-        assert (await lock.upstreams.get("far")).state == "unavailable"
+        assert (await app.upstreams.get("far")).state == "unavailable"
         assert kept() == registered
-        assert await _availability(lock) == "UNAVAILABLE"
-        away = await lock.call("far.look")
+        assert await _availability(app) == "UNAVAILABLE"
+        away = await app.call("far.look")
         assert away.error is not None
         assert (away.error.code, away.error.row.error_class) == ("E3502", "dependency_unavailable")
         assert away.error.message.startswith("the upstream `far` does not answer"), "nobody tried to reach it"
@@ -210,13 +210,13 @@ async def test_a_server_that_stops_is_noticed_by_schedule_and_its_tools_come_bac
             started_at = probes
             await watch.heard("UPSTREAM_AVAILABLE")
             assert probes - started_at <= 2
-            assert (await lock.call("far.look")).ok
+            assert (await app.call("far.look")).ok
             assert kept() == registered
-            assert await _availability(lock) == "AVAILABLE"
+            assert await _availability(app) == "AVAILABLE"
 
 
-async def _availability(lock: Interlock) -> str:
-    return lock.availability((await lock.catalog.resolve("far.look")).row)
+async def _availability(app: Interlock) -> str:
+    return app.availability((await app.catalog.resolve("far.look")).row)
 
 
 # Kept running
@@ -237,33 +237,33 @@ async def test_a_child_that_cannot_be_kept_running_is_alerted_and_readiness_tell
     async with HttpServer.open() as inbox:
         inbox.otherwise = lambda _: Answer(500)
         hook = {"name": "hook", "webhook": inbox.url, "secret": "hook", "allow_private": True}
-        async with Interlock.open(tmp_path / "home", housekeeping=False, channels=[hook]) as lock:
-            await lock.secrets.set("hook", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", by=lock.caller.id)
-            watch = Watch(lock)
-            await lock.upstreams.add("desk", "mcp", run(script), by=lock.caller, overlay={"tools": {"state": READS}})
+        async with Interlock.open(tmp_path / "home", housekeeping=False, channels=[hook]) as app:
+            await app.secrets.set("hook", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", by=app.caller.id)
+            watch = Watch(app)
+            await app.upstreams.add("desk", "mcp", run(script), by=app.caller, overlay={"tools": {"state": READS}})
             parts = ["store", "signer", "policy", "sinks", "upstreams", "background"]
-            ready = dict.fromkeys([*parts, *await beside(lock)], "healthy")
-            assert await Health(lock).ready() == ("healthy", ready)
+            ready = dict.fromkeys([*parts, *await beside(app)], "healthy")
+            assert await Health(app).ready() == ("healthy", ready)
 
-            first = await answering(lock)
+            first = await answering(app)
             os.kill(first, signal.SIGKILL)
-            second = await answering(lock)
+            second = await answering(app)
             assert second != first, "it was started again and greeted"
             script.write_text("import os\nos._exit(1)\n")
             os.kill(second, signal.SIGKILL)
             failed = await watch.heard("UPSTREAM_FAILED")
             assert (failed.severity, "10" in failed.facts["reason"]) == ("critical", True)
-            await lock.upstreams.probe_all()
-            assert await Health(lock).ready() == ("degraded", {**ready, "upstreams": "down"})
+            await app.upstreams.probe_all()
+            assert await Health(app).ready() == ("degraded", {**ready, "upstreams": "down"})
 
-            assert (await lock.call("desk.echo", text="hi", key="k")).pending
-            await lock.courier.deliver_due()
-            assert await Health(lock).ready() == ("degraded", {**ready, "upstreams": "down", "sinks": "degraded"})
+            assert (await app.call("desk.echo", text="hi", key="k")).pending
+            await app.courier.deliver_due()
+            assert await Health(app).ready() == ("degraded", {**ready, "upstreams": "down", "sinks": "degraded"})
 
 
-async def answering(lock: Interlock) -> int:
+async def answering(app: Interlock) -> int:
     """The process that answers."""
-    return (await lock.call("desk.state")).unwrap()["structuredContent"]["pid"]
+    return (await app.call("desk.state")).unwrap()["structuredContent"]["pid"]
 
 
 @KEPT
@@ -281,11 +281,9 @@ def test_a_child_is_asked_at_least_every_five_minutes_and_has_five_seconds_to_an
 BOTH = [frozenset(f"far.{name}" for name in names) for names in (("rate", "shape", *SETS[0]), ("rate", *SETS[1]))]
 
 
-def _committed(lock: Interlock) -> bool:
+def _committed(app: Interlock) -> bool:
     """Whether the store has the new set."""
-    found = lock.journal.reader.all(
-        "SELECT address FROM tool_version WHERE address = 'far.new_49' AND state = 'active'"
-    )
+    found = app.journal.reader.all("SELECT address FROM tool_version WHERE address = 'far.new_49' AND state = 'active'")
     return bool(found)
 
 
@@ -298,24 +296,27 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
     home, seen, done = tmp_path / "home", list[frozenset[str]](), False
     rows: set[frozenset[str]] = set()
     late: list[bool] = []
-    async with Interlock.open(home, housekeeping=False) as lock, Interlock.open(home, housekeeping=False) as elsewhere:
-        await lock.upstreams.add("far", "mcp", run(SWAPPING, str(tmp_path)), by=lock.caller, overlay=overlay)
-        tools, others = Service(lock).tools, Service(elsewhere).tools
-        listing = Listing(Service(lock), Names(lock.journal, lock.clock))
+    async with (
+        Interlock.open(home, housekeeping=False) as interlock,
+        Interlock.open(home, housekeeping=False) as elsewhere,
+    ):
+        await interlock.upstreams.add("far", "mcp", run(SWAPPING, str(tmp_path)), by=interlock.caller, overlay=overlay)
+        tools, others = Service(interlock).tools, Service(elsewhere).tools
+        listing = Listing(Service(interlock), Names(interlock.journal, interlock.clock))
 
         async def read() -> None:
             while not done:
-                active = {row.address for row in await lock.catalog.rows() if row.state == "active"}
+                active = {row.address for row in await interlock.catalog.rows() if row.state == "active"}
                 rows.add(frozenset(active - {"far.shape"}))  # its row stays, and nobody is offered it
-                seen.append(frozenset(one.row.address for one in await tools.visible(lock.caller)))
+                seen.append(frozenset(one.row.address for one in await tools.visible(interlock.caller)))
                 seen.append(frozenset(one.row.address for one in await others.visible(elsewhere.caller)))
-                described, _ = await listing.page(lock.caller, None, shows_apps=True)
+                described, _ = await listing.page(interlock.caller, None, shows_apps=True)
                 seen.append(frozenset(one.document["_meta"]["interlock/address"] for one in described))
                 # A process that has noticed the commit offers the new set: nothing is left to expire.
-                swapped = _committed(lock)
-                for app in (lock, elsewhere):
+                swapped = _committed(interlock)
+                for app in (interlock, elsewhere):
                     await app.journal.changes.look()
-                blocks = [await app.affordances(budget=100_000) for app in (lock, elsewhere)]
+                blocks = [await app.affordances(budget=100_000) for app in (interlock, elsewhere)]
                 for block in blocks if swapped else ():
                     assert "old_" not in block.text
                     assert "furlong" not in block.text
@@ -326,17 +327,17 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
 
         cached = ("far.rate", "far.shape", "far.old_7")
         for name in cached:
-            assert (await lock.call(name)).ok
+            assert (await interlock.call(name)).ok
         (tmp_path / "broken").touch()
         for name in cached:
-            old = await lock.call(name)
+            old = await interlock.call(name)
             assert (old.ok, old.source) == (True, "cache"), "its contract permits an old answer"
-        assert "furlong" in (await lock.affordances(budget=100_000)).text
+        assert "furlong" in (await interlock.affordances(budget=100_000)).text
 
         reader = asyncio.create_task(read())
         await until(lambda: reader.done() or len(seen) >= 4)
         (tmp_path / "swapped").touch()
-        await lock.upstreams.probe("far")
+        await interlock.upstreams.probe("far")
         await until(lambda: reader.done() or seen[-4:] == [BOTH[1]] * 4)
         done = True
         await reader
@@ -344,24 +345,24 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
         assert set(late) == {False, True}
         assert rows == {one - {"far.shape"} for one in BOTH}
 
-        assert code(await lock.call("far.rate")) == "E3502", "what it answered before the change is forgotten"
-        told = b"".join(one.encoded for one in (await listing.page(lock.caller, None, shows_apps=True))[0])
+        assert code(await interlock.call("far.rate")) == "E3502", "what it answered before the change is forgotten"
+        told = b"".join(one.encoded for one in (await listing.page(interlock.caller, None, shows_apps=True))[0])
         assert b"new_49" in told
         assert b"old_" not in told
-        for app in (lock, elsewhere):
+        for app in (interlock, elsewhere):
             block = await app.affordances(budget=100_000)
             assert "new_49" in block.text
             assert "old_" not in block.text
             assert "furlong" not in block.text
-        assert not [one for one in await tools.search("old_7", lock.caller) if "old_" in one.version.row.address]
-        gone = (await lock.call("far.old_7")).error
+        assert not [one for one in await tools.search("old_7", interlock.caller) if "old_" in one.version.row.address]
+        gone = (await interlock.call("far.old_7")).error
         assert gone is not None
         assert (gone.code, gone.message) == ("E3102", "no version of `far.old_7` is in use any more: 1.0.0 is sunset")
         assert "if an upstream was removed, add it again" in gone.resolution
 
         # The new schema is there once a person has accepted it, in one step again, and nothing of the old is.
-        await lock.upstreams.accept("far", tools=["shape"], by=lock.caller, reason="looked at it")
-        for app in (lock, elsewhere):  # another process notices a moment later, and has neither until then
+        await interlock.upstreams.accept("far", tools=["shape"], by=interlock.caller, reason="looked at it")
+        for app in (interlock, elsewhere):  # another process notices a moment later, and has neither until then
 
             async def told_anew(app: Interlock = app) -> bool:
                 text = (await app.affordances(budget=100_000)).text
@@ -369,16 +370,16 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
                 return "metres" in text
 
             await until(told_anew)
-        assert code(await lock.call("far.shape")) == "E3502", "what it answered under the old schema is forgotten"
+        assert code(await interlock.call("far.shape")) == "E3502", "what it answered under the old schema is forgotten"
         # A tool that comes back does not answer with what it said before it went.
         (tmp_path / "swapped").unlink()
-        await lock.upstreams.probe("far")
+        await interlock.upstreams.probe("far")
 
         async def back() -> bool:
-            return "far.old_7" in {row.address for row in await lock.catalog.rows() if row.state == "active"}
+            return "far.old_7" in {row.address for row in await interlock.catalog.rows() if row.state == "active"}
 
         await until(back)
-        assert code(await lock.call("far.old_7")) == "E3502"
+        assert code(await interlock.call("far.old_7")) == "E3502"
 
 
 @pytest.mark.proves("REG-12")
@@ -387,9 +388,9 @@ async def test_what_one_process_sees_changed_no_other_answers_from_its_cache(tmp
     names = ("far.shape", "far.old_7")
     home, broken, swapped = (tmp_path / one for one in ("home", "broken", "swapped"))
     overlay = {"tools": {"shape": stale, "old_7": stale}}
-    async with Interlock.open(home, housekeeping=False) as lock, Interlock.open(home, housekeeping=False) as elsewhere:
-        # Each has its own connection, and the server announces nothing: only `lock` looks.
-        await lock.upstreams.add("far", "mcp", run(SWAPPING, str(tmp_path), "quiet"), by=lock.caller, overlay=overlay)
+    async with Interlock.open(home, housekeeping=False) as app, Interlock.open(home, housekeeping=False) as elsewhere:
+        # Each has its own connection, and the server announces nothing: only `app` looks.
+        await app.upstreams.add("far", "mcp", run(SWAPPING, str(tmp_path), "quiet"), by=app.caller, overlay=overlay)
 
         async def answers() -> list[str | None]:
             """Call the tools in the other process while the server is down. Returns error codes, or `cache`."""
@@ -402,14 +403,14 @@ async def test_what_one_process_sees_changed_no_other_answers_from_its_cache(tmp
         for name in names:
             assert (await elsewhere.call(name)).ok
         assert await answers() == ["cache", "cache"]
-        await lock.upstreams.refresh("far")
+        await app.upstreams.refresh("far")
         assert await answers() == ["cache", "cache"], "a look that finds everything as it was drops nothing"
         swapped.touch()
-        await lock.upstreams.refresh("far")
+        await app.upstreams.refresh("far")
         assert await answers() == ["E3210", "E3102"], "one has changed and the other is gone"
         swapped.unlink()
-        await lock.upstreams.refresh("far")
-        await lock.upstreams.accept("far", tools=["shape"], by=lock.caller, reason="looked at it")
+        await app.upstreams.refresh("far")
+        await app.upstreams.accept("far", tools=["shape"], by=app.caller, reason="looked at it")
         # Both are as they were, and do not answer with what they said before.
         assert await answers() == ["E3502", "E3502"]
         for name in names:

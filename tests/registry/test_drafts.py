@@ -98,12 +98,12 @@ def line_of(path: Path, function: str) -> int:
 
 
 async def test_no_other_caller_finds_a_draft_over_any_wire_or_process(home: Path, write: Callable[..., Path]) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        session = DraftSession(lock, write(GOOD))
+    async with Interlock.open(home, housekeeping=False) as app:
+        session = DraftSession(app, write(GOOD))
         assert [one.tool for one in await session.load()] == ["mine.scale@1.0.0-dev.1", "mine.scale_twice@1.0.0-dev.1"]
         assert (await session.call("mine.scale", {"number": 2})).unwrap() == 6
         assert (await session.call("scale_twice", {"number": 2})).unwrap() == 18, "drafts find each other"
-        async with wired(lock) as wires:  # even of the process that holds the drafts
+        async with wired(app) as wires:  # even of the process that holds the drafts
             for door in WIRES:
                 for name in ("mine.scale", "scale", "mine.scale@1.0.0-dev.1"):
                     heard = await wires.call(door, name, {"number": 2})
@@ -120,43 +120,43 @@ async def test_no_other_caller_finds_a_draft_over_any_wire_or_process(home: Path
                 assert "dev.1" not in (await wires.http.get(listing)).text
             assert "scale" not in await wires.mcp("tools/list", {}, modern=True)
         # Not even the same person, outside of the session.
-        assert code(await lock.call("mine.scale", number=2)) == "E3101"
-        assert code(await lock.call("mine.scale", number=2, version="1.0.0-dev.1")) == "E3101"
+        assert code(await app.call("mine.scale", number=2)) == "E3101"
+        assert code(await app.call("mine.scale", number=2, version="1.0.0-dev.1")) == "E3101"
         async with Interlock.open(home, housekeeping=False) as other:
             assert code(await other.call("mine.scale", number=2, version="1.0.0-dev.1")) == "E3101"
-        drafted = [one for one in records(lock, kind="registry") if one["event"] == "tool.drafted"]
+        drafted = [one for one in records(app, kind="registry") if one["event"] == "tool.drafted"]
         assert [one["tool"] for one in drafted] == ["mine.scale@1.0.0-dev.1", "mine.scale_twice@1.0.0-dev.1"]
 
 
 async def test_beside_a_published_version_the_session_gets_the_draft_and_others_what_is_published(
     home: Path, write: Callable[..., Path]
 ) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         path = write(GOOD)
-        assert all(one.admitted for one in await lock.add_from(str(path)))
-        session = DraftSession(lock, path)
+        assert all(one.admitted for one in await app.add_from(str(path)))
+        session = DraftSession(app, path)
         write(GOOD.replace("number * FACTOR", "number * FACTOR + 1"))
         (note,) = (await session.load())[0].notes
         assert "1.0.0 is published with other content" in note, "told before it would be refused"
-        assert (await lock.call("mine.scale", number=2)).unwrap() == 6
+        assert (await app.call("mine.scale", number=2)).unwrap() == 6
         assert (await session.call("mine.scale", {"number": 2})).unwrap() == 7
         assert (await session.call("scale_twice", {"number": 2})).unwrap() == 22, "a draft calls the other draft"
-        assert (await lock.call("mine.scale", number=2)).unwrap() == 6
+        assert (await app.call("mine.scale", number=2)).unwrap() == 6
 
 
 async def test_drafts_are_numbered_on_and_take_up_what_changed_beside_them(
     home: Path, write: Callable[..., Path]
 ) -> None:
     path = write(GOOD)
-    async with Interlock.open(home, housekeeping=False) as lock:
-        session = DraftSession(lock, path)
+    async with Interlock.open(home, housekeeping=False) as app:
+        session = DraftSession(app, path)
         await session.load()
         assert session.files.keys() == {path, path.with_name("helper.py")}
         write(GOOD, factor=5)
         assert (await session.load())[0].tool == "mine.scale@1.0.0-dev.2"
         assert (await session.call("scale", {"number": 2})).unwrap() == 10
-    async with Interlock.open(home, housekeeping=False) as lock:
-        session = DraftSession(lock, write(WRITE))
+    async with Interlock.open(home, housekeeping=False) as app:
+        session = DraftSession(app, write(WRITE))
         assert [one.tool for one in await session.load()] == ["mine.wreck@2.0.0-rc.1.dev.1"]
         write(GOOD)
         assert (await session.load())[0].tool == "mine.scale@1.0.0-dev.3"
@@ -167,9 +167,9 @@ async def test_drafts_are_numbered_on_and_take_up_what_changed_beside_them(
 async def test_everything_that_is_wrong_is_told_at_once_with_file_line_and_tool(
     home: Path, write: Callable[..., Path]
 ) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         path = write(GOOD + BAD)
-        session = DraftSession(lock, path)
+        session = DraftSession(app, path)
         told = await session.load()
         assert [(one.tool.partition("@")[0], one.line) for one in told] == [
             ("mine.scale", line_of(path, "scale")),
@@ -207,29 +207,29 @@ async def test_everything_that_is_wrong_is_told_at_once_with_file_line_and_tool(
 async def test_a_call_that_a_person_must_agree_to_goes_on_in_its_session_alone(
     home: Path, write: Callable[..., Path]
 ) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        session = DraftSession(lock, write(WRITE))
+    async with Interlock.open(home, housekeeping=False) as app:
+        session = DraftSession(app, write(WRITE))
         await session.load()
         pending = await session.call("wreck", {"number": 7}, key="k")
         assert pending.pending
         ticket = pending.metadata["pending"]["ticketId"]
         boss = Caller(id="local:boss", groups=frozenset({"approvers"}))
-        await lock.approvals.approve(ticket, by=boss, comment="go")
-        assert await lock.approved_calls.resume_all() == [], "what continues approved calls leaves it alone"
+        await app.approvals.approve(ticket, by=boss, comment="go")
+        assert await app.approved_calls.resume_all() == [], "what continues approved calls leaves it alone"
         with pytest.raises(Failure, match="is a draft; send the call again in the session"):
-            await lock.approved_calls.resume(ticket)
+            await app.approved_calls.resume(ticket)
         assert (await session.call("wreck", {"number": 7}, key="k")).unwrap() == "no more 7"
 
 
 async def test_drafts_need_the_right_to_add_tools_in_person(home: Path, write: Callable[..., Path]) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        lock.act_as(Caller(id="local:guest"))
+    async with Interlock.open(home, housekeeping=False) as app:
+        app.act_as(Caller(id="local:guest"))
         with pytest.raises(Failure, match="tools:admin, held in person") as raised:
-            DraftSession(lock, write(GOOD))
+            DraftSession(app, write(GOOD))
         assert raised.value.code == "E3206"
 
 
 async def test_a_pre_release_is_admitted_by_its_contract_tests(home: Path, write: Callable[..., Path]) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        (admission,) = await lock.add_from(str(write(WRITE)))
+    async with Interlock.open(home, housekeeping=False) as app:
+        (admission,) = await app.add_from(str(write(WRITE)))
         assert (admission.tool, admission.admitted) == ("mine.wreck@2.0.0-rc.1", True)

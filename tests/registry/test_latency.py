@@ -52,8 +52,8 @@ def _unstated(name: str, *, external_io: bool) -> Tool[..., Any]:
     return from_manifest(parse_manifest(document), passes, {})
 
 
-def timeout_of(lock: Interlock, contract: Contract) -> Json:
-    return lock.latencies.describe(contract.ref, contract.document())
+def timeout_of(app: Interlock, contract: Contract) -> Json:
+    return app.latencies.describe(contract.ref, contract.document())
 
 
 computes = _unstated("computes", external_io=False)
@@ -79,14 +79,14 @@ async def _(result: str) -> None:
     return None
 
 
-async def call(lock: Interlock, one: Tool[..., Any], seconds: float, times: int = ENOUGH) -> None:
+async def call(app: Interlock, one: Tool[..., Any], seconds: float, times: int = ENOUGH) -> None:
     """Call a tool so often that each call takes so long."""
     global took_s
     took_s = seconds
     name = f"{one.manifest.address}"
     for number in range(times):
         key = f"{seconds}-{number}" if one.manifest.mutation_class != "read_only" else None
-        assert (await lock.call(name, key=key)).ok
+        assert (await app.call(name, key=key)).ok
 
 
 @pytest.mark.proves("LIFE-11")
@@ -100,21 +100,21 @@ async def call(lock: Interlock, one: Tool[..., Any], seconds: float, times: int 
 async def test_a_tool_that_states_no_class_has_the_one_its_latency_calls_for(
     home: Path, which: Tool[..., Any], seconds: float, expected: str
 ) -> None:
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
-        await admit(lock, which)
-        contract = (await lock.catalog.resolve(which.manifest.address)).contract
-        assert timeout_of(lock, contract)["class_source"] == "inferred"
-        await call(lock, which, seconds, ENOUGH - 1)
-        await lock.measure()
-        assert timeout_of(lock, contract)["class_source"] == "inferred", "that is not enough to go by"
-        await call(lock, which, seconds, 1)
-        await lock.measure()
-        told = timeout_of(lock, contract)
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
+        await admit(app, which)
+        contract = (await app.catalog.resolve(which.manifest.address)).contract
+        assert timeout_of(app, contract)["class_source"] == "inferred"
+        await call(app, which, seconds, ENOUGH - 1)
+        await app.measure()
+        assert timeout_of(app, contract)["class_source"] == "inferred", "that is not enough to go by"
+        await call(app, which, seconds, 1)
+        await app.measure()
+        told = timeout_of(app, contract)
         assert (told["class"], told["class_source"], told["measured_calls"]) == (expected, "measured", ENOUGH)
         assert told["measured_p99_ms"] == pytest.approx(seconds * 1000, abs=0.01)
         # The deadline is a promise of the contract, and stays.
         assert told["default_s"] == contract.timeout.default_s == 30
-        async with wired(lock) as wires:
+        async with wired(app) as wires:
             assert (await wires.http.get(f"/v1/tools/{which.manifest.address}")).json()["timeout"] == told
             described = orjson.loads(await wires.rpc("tools.describe", {"tool_id": which.manifest.address}))
             assert described["result"]["timeout"] == told
@@ -126,30 +126,30 @@ async def test_a_tool_that_states_no_class_has_the_one_its_latency_calls_for(
 
 @pytest.mark.proves("LIFE-11")
 async def test_one_slow_call_in_a_hundred_does_not_make_a_class_and_two_do(home: Path) -> None:
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
-        await admit(lock, fetches)
-        contract = (await lock.catalog.resolve("pace.fetches")).contract
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
+        await admit(app, fetches)
+        contract = (await app.catalog.resolve("pace.fetches")).contract
         for slow, expected in ((1, "standard"), (1, "long_running")):
-            await call(lock, fetches, 0.1, 98 if expected == "standard" else 0)
-            await call(lock, fetches, 20.0, slow)
-            await call(lock, fetches, 0.1, 1 if expected == "standard" else 0)
-            await lock.measure()
-            assert timeout_of(lock, contract)["class"] == expected
+            await call(app, fetches, 0.1, 98 if expected == "standard" else 0)
+            await call(app, fetches, 20.0, slow)
+            await call(app, fetches, 0.1, 1 if expected == "standard" else 0)
+            await app.measure()
+            assert timeout_of(app, contract)["class"] == expected
 
 
 @pytest.mark.proves("LIFE-11")
 async def test_a_stated_class_that_is_too_short_for_what_was_measured_is_told_by_doctor(home: Path) -> None:
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
-        await admit(lock, states, writes, fetches)
-        await call(lock, states, 4.9)
-        await call(lock, writes, 6.0)
-        await call(lock, fetches, 0.2)
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
+        await admit(app, states, writes, fetches)
+        await call(app, states, 4.9)
+        await call(app, writes, 6.0)
+        await call(app, fetches, 0.2)
         assert _findings(home) == []
-        await lock.measure()
-        contract = (await lock.catalog.resolve("pace.writes")).contract
-        told = timeout_of(lock, contract)
+        await app.measure()
+        contract = (await app.catalog.resolve("pace.writes")).contract
+        told = timeout_of(app, contract)
         assert (told["class"], told["class_source"], told["measured_class"]) == ("async", "stated", "async")
-        await call(lock, states, 5.1, 2)
+        await call(app, states, 5.1, 2)
     (found,) = _findings(home)
     assert found == "pace.states@1.0.0 states standard; of 102 calls 99 % took at most 5,100 ms"
 
@@ -162,11 +162,11 @@ def _findings(home: Path) -> list[str]:
 @pytest.mark.proves("LIFE-11")
 async def test_a_running_process_measures_by_itself(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "MEASURE_EVERY_S", 0.01)
-    async with Interlock.open(home, clock=clock.clock, housekeeping=True) as lock:
-        await admit(lock, fetches)
-        contract = (await lock.catalog.resolve("pace.fetches")).contract
-        await call(lock, fetches, 5.1)
+    async with Interlock.open(home, clock=clock.clock, housekeeping=True) as app:
+        await admit(app, fetches)
+        contract = (await app.catalog.resolve("pace.fetches")).contract
+        await call(app, fetches, 5.1)
         async with asyncio.timeout(60):
-            while timeout_of(lock, contract)["class_source"] != "measured":  # noqa: ASYNC110 - no event to wait for
+            while timeout_of(app, contract)["class_source"] != "measured":  # noqa: ASYNC110 - no event to wait for
                 await asyncio.sleep(0.01)
-        assert timeout_of(lock, contract)["class"] == "long_running"
+        assert timeout_of(app, contract)["class"] == "long_running"

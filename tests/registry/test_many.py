@@ -45,29 +45,29 @@ def _offered(transaction: Transaction, number: int, text: str = "") -> None:
     transaction.execute(f"INSERT INTO tool_version ({names}) VALUES ({holders})", tuple(known.values()))
 
 
-async def _offer(lock: Interlock, *numbers: int, text: str = "") -> None:
+async def _offer(app: Interlock, *numbers: int, text: str = "") -> None:
     def unit(transaction: Transaction) -> None:
         for number in numbers:
             _offered(transaction, number, text)
         bump_epoch(transaction, [f"many.add_{number:05}" for number in numbers])
 
-    await lock.journal.commit(unit)
-    await lock.catalog.forget()
+    await app.journal.commit(unit)
+    await app.catalog.forget()
 
 
 class Counted:
     """How many contracts were compiled and how many manifests were read since it was last asked."""
 
-    def __init__(self, lock: Interlock, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, app: Interlock, patch: pytest.MonkeyPatch) -> None:
         self.parsed = self.read = 0
-        self._reader = lock.journal.reader
+        self._reader = app.journal.reader
 
         def read(text: str, digest: str) -> Any:
             self.parsed += 1
             return admitted_contract(text, digest)
 
         patch.setattr("interlock.contract.contract.admitted_contract", read)
-        patch.setattr(lock.journal, "reader", self)
+        patch.setattr(app.journal, "reader", self)
 
     def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:
         rows = self._reader.all(statement, parameters)
@@ -88,14 +88,14 @@ class Counted:
 
 
 async def test_pages_compile_one_tool_of_each_kind_and_a_change_of_one_tool_reads_that_tool(
-    lock: Interlock, monkeypatch: pytest.MonkeyPatch
+    app: Interlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await _offer(lock, *range(MANY))
-    counted, tools = Counted(lock, monkeypatch), Service(lock).tools
+    await _offer(app, *range(MANY))
+    counted, tools = Counted(app, monkeypatch), Service(app).tools
     seen: list[str] = []
     cursor = None
     while True:
-        page = await tools.page(lock.caller, cursor, PAGE)
+        page = await tools.page(app.caller, cursor, PAGE)
         seen += [one.row.address for one in page.versions]
         cursor = page.cursor
         if cursor is None:
@@ -104,30 +104,30 @@ async def test_pages_compile_one_tool_of_each_kind_and_a_change_of_one_tool_read
     assert len(seen) == MANY + len(TOOLS)
     # The policy is asked about one tool of each kind that its rules can tell apart.
     assert counted.since() == (KINDS, MANY + len(TOOLS))
-    assert all(one.contract.ref.startswith("demo.") for one in (await tools.page(lock.caller, None, 3)).versions)
+    assert all(one.contract.ref.startswith("demo.") for one in (await tools.page(app.caller, None, 3)).versions)
     assert counted.since() == (1, 0)  # two of them were asked about
-    await _offer(lock, 7, text=" It is another one now.")
-    found = (await tools.page(lock.caller, "many.add_00006", 1)).versions[0]
+    await _offer(app, 7, text=" It is another one now.")
+    found = (await tools.page(app.caller, "many.add_00006", 1)).versions[0]
     assert counted.since() == (0, 1)
     assert found.contract.manifest.description.endswith("another one now.")
-    assert all(one.contract.ref.startswith("demo.") for one in (await tools.page(lock.caller, None, 3)).versions)
+    assert all(one.contract.ref.startswith("demo.") for one in (await tools.page(app.caller, None, 3)).versions)
     assert counted.since() == (1, 0)
 
 
-async def test_a_page_looks_at_as_many_tools_as_it_shows(lock: Interlock, monkeypatch: pytest.MonkeyPatch) -> None:
-    await _offer(lock, *range(MANY))
-    tools = Service(lock).tools
+async def test_a_page_looks_at_as_many_tools_as_it_shows(app: Interlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    await _offer(app, *range(MANY))
+    tools = Service(app).tools
     looked: list[str] = []
-    holds = lock.gateway.quarantine.holds
+    holds = app.gateway.quarantine.holds
 
     def look(digest: str) -> bool:
         looked.append(digest)
         return holds(digest)
 
-    monkeypatch.setattr(lock.gateway.quarantine, "holds", look)
+    monkeypatch.setattr(app.gateway.quarantine, "holds", look)
     for cursor in (None, "many.add_00300", "many.add_00500"):
         looked.clear()
-        assert len((await tools.page(lock.caller, cursor, PAGE)).versions) == PAGE
+        assert len((await tools.page(app.caller, cursor, PAGE)).versions) == PAGE
         assert len(looked) == PAGE + 1
 
 
@@ -152,23 +152,23 @@ TEXTS = (
 
 
 @pytest.mark.parametrize("text", TEXTS)
-async def test_a_policy_is_found_as_right_or_wrong_as_by_all_contracts(lock: Interlock, text: str) -> None:
-    await _offer(lock, *range(5))
-    contracts = [one.contract for one in await lock.catalog.everything()]
+async def test_a_policy_is_found_as_right_or_wrong_as_by_all_contracts(app: Interlock, text: str) -> None:
+    await _offer(app, *range(5))
+    contracts = [one.contract for one in await app.catalog.everything()]
     whole = policy_check.check(text, contracts, set())
-    assert [(one.line, one.rule, one.grave) for one in await faults_of(lock, text)] == [
+    assert [(one.line, one.rule, one.grave) for one in await faults_of(app, text)] == [
         (one.line, one.rule, one.grave) for one in whole
     ]
 
 
 async def test_checking_a_policy_compiles_the_contracts_that_it_depends_on(
-    lock: Interlock, home: Path, monkeypatch: pytest.MonkeyPatch
+    app: Interlock, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await _offer(lock, *range(MANY))
-    counted = Counted(lock, monkeypatch)
-    assert [fault for fault in await faults_of(lock, RULES) if fault.grave] == []
+    await _offer(app, *range(MANY))
+    counted = Counted(app, monkeypatch)
+    assert [fault for fault in await faults_of(app, RULES) if fault.grave] == []
     assert counted.since()[0] == 1
-    lock.home.policy.write_text(RULES)
+    app.home.policy.write_text(RULES)
     compiled: list[Any] = []
 
     def parse(document: Any) -> Any:
@@ -176,6 +176,6 @@ async def test_checking_a_policy_compiles_the_contracts_that_it_depends_on(
         return parse_contract(document)
 
     monkeypatch.setattr("interlock.contract.contract.parse_contract", parse)
-    findings = [one for one in doctor.examine(lock.home, machine=False) if one.name == "policy"]
+    findings = [one for one in doctor.examine(app.home, machine=False) if one.name == "policy"]
     assert [one.status for one in findings if one.status == "broken"] == []
     assert len(compiled) == 1

@@ -43,17 +43,17 @@ async def test_a_tool_whose_host_is_down_is_admitted_by_what_was_recorded_and_th
     tmp_path: Path, example: Example, case: str
 ) -> None:
     reads = weather(example)
-    async with Interlock.open(tmp_path / "home") as lock:
-        (admitted,) = await lock.add(reads)
+    async with Interlock.open(tmp_path / "home") as app:
+        (admitted,) = await app.add(reads)
         assert admitted.admitted
         assert admitted.trial is not None
         assert admitted.trial.mode == "recorded"
         assert [one.case for one in admitted.trial.outcomes if not one.ran] == [case]
-        evidence = await lock.evidence(contract_digest(reads))
+        evidence = await app.evidence(contract_digest(reads))
         assert evidence is not None
         assert (evidence.mode, case in evidence.report) == ("recorded", True)
         # Asked to, the tests run it too.
-        live = await lock.try_out(reads, live=True)
+        live = await app.try_out(reads, live=True)
         assert (live.passed, live.mode) == (False, "examples")
 
 
@@ -69,8 +69,8 @@ async def test_a_tool_that_is_run_with_some_examples_names_the_others(tmp_path: 
         assert city != "Oslo"
         return len(city)
 
-    async with Interlock.open(tmp_path / "home") as lock:
-        (admitted,) = await lock.add(length)
+    async with Interlock.open(tmp_path / "home") as app:
+        (admitted,) = await app.add(length)
         assert admitted.admitted
         assert admitted.trial is not None
         assert admitted.trial.mode == "examples"
@@ -86,9 +86,9 @@ async def test_a_tool_that_is_run_with_some_examples_names_the_others(tmp_path: 
     ],
 )
 async def test_what_was_recorded_must_keep_the_contract(tmp_path: Path, example: Example, words: str) -> None:
-    async with Interlock.open(tmp_path / "home") as lock:
+    async with Interlock.open(tmp_path / "home") as app:
         with pytest.raises(Failure) as refused:
-            await lock.add(weather(example))
+            await app.add(weather(example))
     assert refused.value.code == "E3105"
     assert words in refused.value.message
 

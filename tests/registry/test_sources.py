@@ -112,15 +112,15 @@ def refused(target: str) -> Failure:
 
 async def test_a_python_file_offers_its_tools_and_serves_them_after_a_restart(tmp_path: Path) -> None:
     target = written(tmp_path, "greetings.py", PYTHON)
-    async with Interlock.open(tmp_path / "home") as lock:
-        answers = await lock.add_from(target)
+    async with Interlock.open(tmp_path / "home") as app:
+        answers = await app.add_from(target)
         assert [(answer.tool, answer.admitted) for answer in answers] == [
             ("demo.greet@1.0.0", True),
             ("demo.leave@1.0.0", True),
         ]
-        assert (await lock.call("demo.greet", name="ann")).unwrap() == "hello ann"
-    async with Interlock.open(tmp_path / "home") as lock:
-        assert (await lock.call("demo.leave", name="ann")).unwrap() == "goodbye ann"
+        assert (await app.call("demo.greet", name="ann")).unwrap() == "hello ann"
+    async with Interlock.open(tmp_path / "home") as app:
+        assert (await app.call("demo.leave", name="ann")).unwrap() == "goodbye ann"
 
 
 async def test_a_module_offers_its_tools_and_serves_them_after_a_restart(
@@ -129,10 +129,10 @@ async def test_a_module_offers_its_tools_and_serves_them_after_a_restart(
     written(tmp_path, "greetings_of_a_module.py", PYTHON)
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
     importlib.invalidate_caches()
-    async with Interlock.open(tmp_path / "home") as lock:
-        assert all(answer.admitted for answer in await lock.add_from("greetings_of_a_module"))
-    async with Interlock.open(tmp_path / "home") as lock:
-        assert (await lock.call("demo.greet", name="ann")).unwrap() == "hello ann"
+    async with Interlock.open(tmp_path / "home") as app:
+        assert all(answer.admitted for answer in await app.add_from("greetings_of_a_module"))
+    async with Interlock.open(tmp_path / "home") as app:
+        assert (await app.call("demo.greet", name="ann")).unwrap() == "hello ann"
 
 
 @pytest.mark.parametrize("name", ["take.yaml", "take.yml", "take.json"])
@@ -140,19 +140,19 @@ async def test_a_manifest_offers_a_tool_with_its_handlers(tmp_path: Path, name: 
     written(tmp_path, "stock.py", HANDLERS)
     text = orjson.dumps(MANIFEST) if name.endswith(".json") else yaml.safe_dump(MANIFEST)
     target = written(tmp_path, name, text)
-    async with Interlock.open(tmp_path / "home") as lock:
-        [answer] = await lock.add_from(target)
+    async with Interlock.open(tmp_path / "home") as app:
+        [answer] = await app.add_from(target)
         assert answer.verdict.refused == {}
-    async with Interlock.open(tmp_path / "home") as lock:
-        looked = await lock.call("shop.take", item="tea", count=2, dry_run=True)
+    async with Interlock.open(tmp_path / "home") as app:
+        looked = await app.call("shop.take", item="tea", count=2, dry_run=True)
         assert looked.unwrap()["impact"] == "takes 2 of tea"
-        too_many = await lock.call("shop.take", item="tea", count=9, key="one")
+        too_many = await app.call("shop.take", item="tea", count=9, key="one")
         assert too_many.error is not None
         assert too_many.error.code == "E3308"
-        taken = await lock.call("shop.take", item="tea", count=2, key="two")
+        taken = await app.call("shop.take", item="tea", count=2, key="two")
         assert taken.unwrap() == {"left": 3}
-        assert (await lock.undo(taken.invocation_id, key="three")).ok
-        assert (await lock.call("shop.take", item="tea", count=5, key="four")).unwrap() == {"left": 0}
+        assert (await app.undo(taken.invocation_id, key="three")).ok
+        assert (await app.call("shop.take", item="tea", count=5, key="four")).unwrap() == {"left": 0}
 
 
 @pytest.mark.parametrize("separate", ["list", "documents"])
@@ -262,9 +262,9 @@ def test_a_manifest_that_points_nowhere_is_refused(tmp_path: Path, execution: Js
 async def test_a_manifest_that_claims_handlers_it_does_not_have_is_refused(tmp_path: Path) -> None:
     written(tmp_path, "stock.py", HANDLERS)
     document = MANIFEST | {"execution": {"target": "stock.py:take"}}
-    async with Interlock.open(tmp_path / "home") as lock:
+    async with Interlock.open(tmp_path / "home") as app:
         try:
-            [answer] = await lock.add_from(written(tmp_path, "take.json", orjson.dumps(document)))
+            [answer] = await app.add_from(written(tmp_path, "take.json", orjson.dumps(document)))
         except Failure as failure:
             assert failure.code == "E3105"  # noqa: PT017 - a refusal may also be an answer
         else:
@@ -353,37 +353,37 @@ def test_a_file_of_arbitrary_bytes_is_refused_and_never_a_crash(tmp_path: Path, 
 @pytest.mark.sqlite_only("where machines share a store, the text of the whole module is compared (ADR 39)")
 async def test_a_file_that_changed_after_admission_is_refused(tmp_path: Path) -> None:
     target = written(tmp_path, "greetings.py", PYTHON)
-    async with Interlock.open(tmp_path / "home") as lock:
-        await lock.add_from(target)
+    async with Interlock.open(tmp_path / "home") as app:
+        await app.add_from(target)
     written(tmp_path, "greetings.py", PYTHON.replace("hello", "go away"))
-    async with Interlock.open(tmp_path / "home") as lock:
-        error = (await lock.call("demo.greet", name="ann")).error
+    async with Interlock.open(tmp_path / "home") as app:
+        error = (await app.call("demo.greet", name="ann")).error
         assert error is not None
         assert error.code == "E3108"
         assert "new version" in error.message
         # The other tool of the file is as it was admitted.
-        assert (await lock.call("demo.leave", name="ann")).unwrap() == "goodbye ann"
+        assert (await app.call("demo.leave", name="ann")).unwrap() == "goodbye ann"
 
 
 @pytest.mark.sqlite_only("where machines share a store, the text of the whole module is compared (ADR 39)")
 async def test_a_comment_is_not_a_change(tmp_path: Path) -> None:
     target = written(tmp_path, "greetings.py", PYTHON)
-    async with Interlock.open(tmp_path / "home") as lock:
-        await lock.add_from(target)
+    async with Interlock.open(tmp_path / "home") as app:
+        await app.add_from(target)
     commented = PYTHON.replace('    return f"hello', '    # politely\n\n    return f"hello')
     written(tmp_path, "greetings.py", commented)
-    async with Interlock.open(tmp_path / "home") as lock:
-        assert (await lock.call("demo.greet", name="ann")).unwrap() == "hello ann"
+    async with Interlock.open(tmp_path / "home") as app:
+        assert (await app.call("demo.greet", name="ann")).unwrap() == "hello ann"
 
 
 async def test_the_code_behind_a_manifest_may_not_change_either(tmp_path: Path) -> None:
     written(tmp_path, "stock.py", HANDLERS)
     target = written(tmp_path, "take.json", orjson.dumps(MANIFEST))
-    async with Interlock.open(tmp_path / "home") as lock:
-        await lock.add_from(target)
+    async with Interlock.open(tmp_path / "home") as app:
+        await app.add_from(target)
     written(tmp_path, "stock.py", HANDLERS.replace("-= count", "-= 2 * count"))
-    async with Interlock.open(tmp_path / "home") as lock:
-        error = (await lock.call("shop.take", item="tea", count=1, key="one")).error
+    async with Interlock.open(tmp_path / "home") as app:
+        error = (await app.call("shop.take", item="tea", count=1, key="one")).error
         assert error is not None
         assert error.code == "E3108"
 
@@ -391,51 +391,51 @@ async def test_the_code_behind_a_manifest_may_not_change_either(tmp_path: Path) 
 @pytest.mark.sqlite_only("where machines share a store, the text of the whole module is compared (ADR 39)")
 async def test_a_tool_that_is_gone_from_its_file_says_so(tmp_path: Path) -> None:
     target = written(tmp_path, "greetings.py", PYTHON)
-    async with Interlock.open(tmp_path / "home") as lock:
-        await lock.add_from(target)
+    async with Interlock.open(tmp_path / "home") as app:
+        await app.add_from(target)
     written(tmp_path, "greetings.py", PYTHON.partition("@tool")[0] + "@tool" + PYTHON.rpartition("@tool")[2])
-    async with Interlock.open(tmp_path / "home") as lock:
-        error = (await lock.call("demo.greet", name="ann")).error
+    async with Interlock.open(tmp_path / "home") as app:
+        error = (await app.call("demo.greet", name="ann")).error
         assert error is not None
         assert error.code == "E3108"
     os.unlink(target)
-    async with Interlock.open(tmp_path / "home") as lock:
-        error = (await lock.call("demo.leave", name="ann")).error
+    async with Interlock.open(tmp_path / "home") as app:
+        error = (await app.call("demo.leave", name="ann")).error
         assert error is not None
         assert (error.code, error.row.error_code, error.retryable) == ("E3108", "PRECONDITION_FAILED", False)
         assert "no such file: `greetings.py`" in error.message
         assert "interlock tools add" in error.resolution
     written(tmp_path, "greetings.py", "raise OSError('/a/private/place')")
-    async with Interlock.open(tmp_path / "home") as lock:
-        error = (await lock.call("demo.leave", name="ann")).error
+    async with Interlock.open(tmp_path / "home") as app:
+        error = (await app.call("demo.leave", name="ann")).error
         assert error is not None
         assert error.code == "E3108"
         assert "`greetings.py` cannot be loaded, line 1" in error.message
         assert "private" not in error.message
     written(tmp_path, "greetings.py", PYTHON)
-    async with Interlock.open(tmp_path / "home") as lock:
-        assert (await lock.call("demo.leave", name="ann")).unwrap() == "goodbye ann"
+    async with Interlock.open(tmp_path / "home") as app:
+        assert (await app.call("demo.leave", name="ann")).unwrap() == "goodbye ann"
 
 
 async def test_a_finished_key_is_answered_though_the_code_is_gone(tmp_path: Path) -> None:
     written(tmp_path, "stock.py", HANDLERS)
     target = written(tmp_path, "take.json", orjson.dumps(MANIFEST))
-    async with Interlock.open(tmp_path / "home") as lock:
-        await lock.add_from(target)
-        first = (await lock.call("shop.take", item="tea", count=1, key="one")).unwrap()
+    async with Interlock.open(tmp_path / "home") as app:
+        await app.add_from(target)
+        first = (await app.call("shop.take", item="tea", count=1, key="one")).unwrap()
     os.unlink(tmp_path / "stock.py")
-    async with Interlock.open(tmp_path / "home") as lock:
-        again = await lock.call("shop.take", item="tea", count=1, key="one")
+    async with Interlock.open(tmp_path / "home") as app:
+        again = await app.call("shop.take", item="tea", count=1, key="one")
         assert (again.unwrap(), again.replayed) == (first, True)
-        other = await lock.call("shop.take", item="tea", count=2, key="one")
+        other = await app.call("shop.take", item="tea", count=2, key="one")
         assert (other.error and other.error.code) == "E3306"
         wishes: list[Json] = [{"key": "two"}, {"key": "one", "dry_run": True}, {"key": "one", "session": "other"}, {}]
         for asked in wishes:
-            refused = await lock.call("shop.take", {"item": "tea", "count": 1}, **asked)
+            refused = await app.call("shop.take", {"item": "tea", "count": 1}, **asked)
             assert (refused.error and refused.error.code) == "E3108", asked
-        undone = await lock.undo(again.metadata["original_invocation_id"], key="undo")
+        undone = await app.undo(again.metadata["original_invocation_id"], key="undo")
         assert (undone.error and undone.error.code) == "E3108"
-        held = lock.journal.reader.all("SELECT count(*) FROM reservation")[0][0]
+        held = app.journal.reader.all("SELECT count(*) FROM reservation")[0][0]
         assert held == 1, "a call that cannot run takes no key"
 
 
@@ -446,9 +446,9 @@ async def test_an_edit_of_equal_length_within_the_same_second_is_seen(
     target = written(tmp_path, "greetings.py", PYTHON)
     early, late = 1_700_000_000_100_000_000, 1_700_000_000_900_000_000
     os.utime(target, ns=(early, early))
-    async with Interlock.open(tmp_path / "home") as lock:
-        await lock.add_from(target)
+    async with Interlock.open(tmp_path / "home") as app:
+        await app.add_from(target)
         written(tmp_path, "greetings.py", PYTHON.replace("1.0.0", "1.0.1").replace("hello", "howdy"))
         os.utime(target, ns=(late, late))
-        assert [answer.tool for answer in await lock.add_from(target)] == ["demo.greet@1.0.1", "demo.leave@1.0.1"]
-        assert (await lock.call("demo.greet", name="ann")).unwrap() == "howdy ann"
+        assert [answer.tool for answer in await app.add_from(target)] == ["demo.greet@1.0.1", "demo.leave@1.0.1"]
+        assert (await app.call("demo.greet", name="ann")).unwrap() == "howdy ann"

@@ -74,10 +74,10 @@ def restated(declared: Tool[..., Any], **edits: Any) -> Json:
     return {**said, "tool_id": "peek", "namespace": "stats", "execution": execution, **edits}
 
 
-async def offer(lock: Interlock, manifest: Json) -> Failure | None:
+async def offer(app: Interlock, manifest: Json) -> Failure | None:
     runs.clear()
     try:
-        await Service(lock).registration.register(manifest, by=ROOT)
+        await Service(app).registration.register(manifest, by=ROOT)
     except Failure as failure:
         return failure
     return None
@@ -110,14 +110,14 @@ LOOSER: dict[str, Any] = {
 
 @pytest.mark.parametrize("field", LOOSER)
 async def test_a_function_is_never_offered_again_under_less_than_its_author_said(home: Path, field: str) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         # A read that had effects would be refused for that alone.
         also: Json = {"effects": []} if field == "mutation_class" else {}
-        failure = await offer(lock, restated(open_safe, **{field: LOOSER[field]}, **also))
+        failure = await offer(app, restated(open_safe, **{field: LOOSER[field]}, **also))
         assert failure is not None
         assert (failure.code, runs) == ("E3105", [])
         assert f"/{field}" in {fault["pointer"] for fault in (failure.details or {})["faults"]}
-        assert not await lock.catalog.versions("stats.peek")
+        assert not await app.catalog.versions("stats.peek")
 
 
 async def test_a_function_is_offered_again_as_declared_or_more_strictly(home: Path) -> None:
@@ -126,20 +126,20 @@ async def test_a_function_is_offered_again_as_declared_or_more_strictly(home: Pa
         "examples": [2]}}, "required": ["number"]},
         "tags": ["money", "rare"], "required_scopes": ["vault:open", "vault:rare"], "estimated_cost": 9.0,
     }  # fmt: skip
-    async with Interlock.open(home, housekeeping=False) as lock:
-        assert await offer(lock, restated(open_safe)) is None
-        assert await offer(lock, restated(open_safe, tool_id="rare", **stricter)) is None
-        assert await offer(lock, restated(owner, tool_id="owner")) is None
-        assert (await lock.catalog.resolve("stats.rare")).contract.mutation.mutation_class == "write_irreversible"
+    async with Interlock.open(home, housekeeping=False) as app:
+        assert await offer(app, restated(open_safe)) is None
+        assert await offer(app, restated(open_safe, tool_id="rare", **stricter)) is None
+        assert await offer(app, restated(owner, tool_id="owner")) is None
+        assert (await app.catalog.resolve("stats.rare")).contract.mutation.mutation_class == "write_irreversible"
     # Of what cannot be undone the contract tests run the preview; of a read, its examples.
     assert runs == ["a"]
 
 
 async def test_what_is_private_or_dangerous_about_a_value_stays_marked(home: Path) -> None:
     plain: Json = {"type": "object", "properties": {"path": {"type": "string", "description": "where"}}}
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         for edit in ({"result_schema": {"type": "string"}}, {"parameters": {**plain, "required": ["path"]}}):
-            failure = await offer(lock, restated(owner, **edit))
+            failure = await offer(app, restated(owner, **edit))
             assert failure is not None
             assert (failure.code, runs) == ("E3105", [])
 
@@ -148,14 +148,12 @@ async def test_what_is_private_or_dangerous_about_a_value_stays_marked(home: Pat
 async def test_the_handlers_around_a_function_are_its_own(home: Path, name: str) -> None:
     own = {one: f"{HERE}:{function.__name__}" for one, function in open_safe.handlers.items()}
     target = f"{HERE}:open_safe"
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         for handlers in ({**own, name: f"{HERE}:ring"}, {one: own[one] for one in own if one != name}):
             if handlers == own:
                 continue
             facts = {"previews": "preview" in handlers, "has_fixture": "fixture" in handlers}
-            failure = await offer(
-                lock, restated(open_safe, execution={"target": target, "handlers": handlers}, **facts)
-            )
+            failure = await offer(app, restated(open_safe, execution={"target": target, "handlers": handlers}, **facts))
             assert failure is not None
             assert (failure.code, runs) == ("E3105", [])
 
@@ -166,7 +164,7 @@ async def test_nothing_is_mailed_by_offering_the_mailer_as_a_read(home: Path, mo
         **demo_tools.mail_statement.manifest.document(), "tool_id": "peek", "mutation_class": "read_only",
         "effects": [], "previews": False, "execution": {"target": "interlock.demo_tools:mail_statement"},
     }  # fmt: skip
-    async with Interlock.open(home, housekeeping=False) as lock:
-        failure = await offer(lock, lie)
+    async with Interlock.open(home, housekeeping=False) as app:
+        failure = await offer(app, lie)
     assert failure is not None
     assert (failure.code, (home / "ledger.outbox").exists()) == ("E3105", False)

@@ -70,8 +70,8 @@ def with_preview(ledger: Ledger) -> AnyTool:
     return post
 
 
-async def offer(lock: Interlock, candidate: AnyTool) -> Admission:
-    return await lock.offer(candidate, "library:")
+async def offer(app: Interlock, candidate: AnyTool) -> Admission:
+    return await app.offer(candidate, "library:")
 
 
 def reason(answer: Admission) -> str:
@@ -89,21 +89,21 @@ async def test_a_read_only_tool_runs_its_examples_and_no_other_input_reaches_it(
         seen.append((account, cents))
         return cents // 100
 
-    async with Interlock.open(tmp_path) as lock:
-        answer = await offer(lock, fee)
+    async with Interlock.open(tmp_path) as app:
+        answer = await offer(app, fee)
         assert answer.admitted
         assert answer.trial is not None
         assert answer.trial.mode == "examples"
         assert len(answer.trial.outcomes) > 10
         assert seen == [("cash", 250), ("bank", 250)]
         # Nothing of the trial is in the home's own journal.
-        assert [row[0] for row in lock.journal.reader.all("SELECT kind FROM journal")] == ["registry"]
+        assert [row[0] for row in app.journal.reader.all("SELECT kind FROM journal")] == ["registry"]
 
 
 async def test_a_write_tool_with_a_preview_is_only_previewed(tmp_path: Path) -> None:
     ledger = Ledger()
-    async with Interlock.open(tmp_path) as lock:
-        answer = await offer(lock, with_preview(ledger))
+    async with Interlock.open(tmp_path) as app:
+        answer = await offer(app, with_preview(ledger))
         assert answer.admitted
         assert answer.trial is not None
         assert answer.trial.mode == "preview"
@@ -124,8 +124,8 @@ async def test_an_irreversible_tool_is_only_previewed(tmp_path: Path) -> None:
     async def preview(account: str) -> Preview:
         return Preview(impact=f"closes {account}")
 
-    async with Interlock.open(tmp_path) as lock:
-        assert (await offer(lock, close_account)).admitted
+    async with Interlock.open(tmp_path) as app:
+        assert (await offer(app, close_account)).admitted
         assert sent == []
 
 
@@ -154,8 +154,8 @@ async def test_a_preview_that_is_none_is_the_fault_of_its_tool_and_told_as_such(
     def preview(account: str) -> Any:
         return answer
 
-    async with Interlock.open(tmp_path) as lock:
-        told = reason(await offer(lock, close_account))
+    async with Interlock.open(tmp_path) as app:
+        told = reason(await offer(app, close_account))
         assert words in told
         assert "Preview(" in told
 
@@ -201,8 +201,8 @@ async def test_in_a_fixture_a_write_tool_really_runs_and_the_same_key_runs_it_on
     ledger = Ledger()
     post = posting(ledger)
     post.fixture(make(ledger))
-    async with Interlock.open(tmp_path) as lock:
-        answer = await offer(lock, post)
+    async with Interlock.open(tmp_path) as app:
+        answer = await offer(app, post)
         assert answer.trial is not None
         assert answer.trial.passed
         assert answer.trial.mode == "fixture"
@@ -221,8 +221,8 @@ async def test_a_fixture_that_breaks_is_a_refusal_with_its_reason(tmp_path: Path
         raise ConnectionError("no test ledger here")
         yield {}
 
-    async with Interlock.open(tmp_path) as lock:
-        answer = await offer(lock, post)
+    async with Interlock.open(tmp_path) as app:
+        answer = await offer(app, post)
         assert "the fixture failed" in reason(answer)
         assert "no test ledger here" in reason(answer)
 
@@ -231,18 +231,18 @@ async def test_a_fixture_that_breaks_is_a_refusal_with_its_reason(tmp_path: Path
 async def test_a_write_tool_with_neither_is_refused_until_it_was_tried_for_real(tmp_path: Path) -> None:
     ledger = Ledger()
     post = posting(ledger)
-    async with Interlock.open(tmp_path) as lock:
-        answer = await offer(lock, post)
+    async with Interlock.open(tmp_path) as app:
+        answer = await offer(app, post)
         for way in ("@tool.preview", "@tool.fixture", "--live"):
             assert way in reason(answer)
         assert ledger.posted == []
-        trial = await lock.try_out(post, live=True)
+        trial = await app.try_out(post, live=True)
         assert (trial.passed, trial.mode) == (True, "live")
         # Each example ran once, for its second call under the same key was a replay; then it was undone.
         assert (ledger.posted, ledger.undone) == ([], [("cash", 250), ("bank", 250)])
         cases = [outcome.case for outcome in trial.outcomes]
         assert cases.count("example 1 again under its key") == 1
-        assert (await offer(lock, post)).admitted
+        assert (await offer(app, post)).admitted
         assert len(ledger.undone) == 2
 
 
@@ -271,9 +271,9 @@ async def test_a_reversible_tool_that_yields_nothing_to_undo_it_with_fails(tmp_p
 
     silent.compensate(undo)
     mute.compensate(undo)
-    async with Interlock.open(tmp_path) as lock:
-        assert "nothing is stored that could undo" in reason(await offer(lock, silent))
-        assert "ctx.compensate_with" in reason(await offer(lock, mute)), "it did not even have to run"
+    async with Interlock.open(tmp_path) as app:
+        assert "nothing is stored that could undo" in reason(await offer(app, silent))
+        assert "ctx.compensate_with" in reason(await offer(app, mute)), "it did not even have to run"
 
 
 @pytest.mark.proves("EFFECT-08")
@@ -291,21 +291,21 @@ async def test_a_compensation_that_fails_is_a_refusal_too(tmp_path: Path) -> Non
     def undo(account: str, entry: int) -> None:
         raise Failure("E3411", f"{account} is closed, {entry} stays")
 
-    async with Interlock.open(tmp_path) as lock:
-        assert "fixture undone: cash is closed, 1 stays" in reason(await offer(lock, post))
+    async with Interlock.open(tmp_path) as app:
+        assert "fixture undone: cash is closed, 1 stays" in reason(await offer(app, post))
 
 
 async def test_evidence_counts_for_the_exact_content_it_was_gathered_on(tmp_path: Path) -> None:
     ledger = Ledger()
     post, later = posting(ledger), posting(ledger, "1.0.1")
-    async with Interlock.open(tmp_path) as lock:
-        await lock.try_out(post, live=True)
-        assert await lock.evidence(contract_digest(post)) is not None
-        assert await lock.evidence(contract_digest(later)) is None
-        assert not (await offer(lock, later)).admitted
-        assert (await offer(lock, post)).admitted
-    async with Interlock.open(tmp_path) as lock:
-        assert await lock.evidence(contract_digest(post)) is not None
+    async with Interlock.open(tmp_path) as app:
+        await app.try_out(post, live=True)
+        assert await app.evidence(contract_digest(post)) is not None
+        assert await app.evidence(contract_digest(later)) is None
+        assert not (await offer(app, later)).admitted
+        assert (await offer(app, post)).admitted
+    async with Interlock.open(tmp_path) as app:
+        assert await app.evidence(contract_digest(post)) is not None
 
 
 async def test_a_live_trial_that_fails_admits_nothing(tmp_path: Path) -> None:
@@ -318,10 +318,10 @@ async def test_a_live_trial_that_fails_admits_nothing(tmp_path: Path) -> None:
     async def undo(entry: bool) -> None:
         """Nothing to undo."""
 
-    async with Interlock.open(tmp_path) as lock:
-        trial = await lock.try_out(post, live=True)
+    async with Interlock.open(tmp_path) as app:
+        trial = await app.try_out(post, live=True)
         assert not trial.passed
-        assert not (await offer(lock, post)).admitted
+        assert not (await offer(app, post)).admitted
 
 
 async def test_an_example_that_fails_is_a_refusal_with_the_reason(tmp_path: Path) -> None:
@@ -332,8 +332,8 @@ async def test_an_example_that_fails_is_a_refusal_with_the_reason(tmp_path: Path
             raise Failure("E3411", "there is no bank account")
         return 1
 
-    async with Interlock.open(tmp_path) as lock:
-        answer = await offer(lock, balance)
+    async with Interlock.open(tmp_path) as app:
+        answer = await offer(app, balance)
         assert "example 2" in reason(answer)
         assert "there is no bank account" in reason(answer)
         assert "example 1:" not in reason(answer)
@@ -347,8 +347,8 @@ async def test_an_example_whose_result_breaks_the_output_schema_is_a_refusal(tmp
         wrong: Any = "a lot"
         return wrong
 
-    async with Interlock.open(tmp_path) as lock:
-        assert "example 1" in reason(await offer(lock, balance))
+    async with Interlock.open(tmp_path) as app:
+        assert "example 1" in reason(await offer(app, balance))
 
 
 @pytest.mark.parametrize("late", [1, 2])
@@ -364,8 +364,8 @@ async def test_a_read_that_is_late_is_tried_once_more(tmp_path: Path, late: int)
             await asyncio.Event().wait()
         return 5
 
-    async with Interlock.open(tmp_path) as lock:
-        admission = await offer(lock, balance)
+    async with Interlock.open(tmp_path) as app:
+        admission = await offer(app, balance)
         assert admission.admitted is (late == 1)
         assert calls == ["cash", "cash", "bank"]
 
@@ -377,8 +377,8 @@ async def test_a_tool_that_crashes_is_refused_and_the_offer_survives(tmp_path: P
         books: dict[str, int] = {}
         return books[account]
 
-    async with Interlock.open(tmp_path) as lock:
-        assert "KeyError" in reason(await offer(lock, balance))
+    async with Interlock.open(tmp_path) as app:
+        assert "KeyError" in reason(await offer(app, balance))
 
 
 async def test_a_tools_own_check_may_refuse_a_boundary_the_schema_allows(tmp_path: Path) -> None:
@@ -391,8 +391,8 @@ async def test_a_tools_own_check_may_refuse_a_boundary_the_schema_allows(tmp_pat
     def known(account: str) -> list[str]:
         return [] if account in ("cash", "bank") else [f"no account `{account}`"]
 
-    async with Interlock.open(tmp_path) as lock:
-        assert (await offer(lock, fee)).admitted
+    async with Interlock.open(tmp_path) as app:
+        assert (await offer(app, fee)).admitted
 
 
 # The cases of a contract
@@ -490,8 +490,8 @@ def test_whole_examples_of_the_author_go_before_made_ones() -> None:
 
 @BOUNDS
 async def test_a_mutating_tool_also_gets_a_duplicate_key_case(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path) as lock:
-        trial = await lock.try_out(with_preview(Ledger()))
+    async with Interlock.open(tmp_path) as app:
+        trial = await app.try_out(with_preview(Ledger()))
         names = [outcome.case for outcome in trial.outcomes]
         assert [name for name in names if "again" in name] == [
             "example 1 again under its key",
@@ -518,9 +518,9 @@ async def test_the_duplicate_key_case_demands_equal_data_and_one_mutation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, runs: int
 ) -> None:
     ledger = Ledger()
-    async with Interlock.open(tmp_path) as lock:
+    async with Interlock.open(tmp_path) as app:
         _lied_to(how, monkeypatch)
-        trial = await lock.try_out(posting(ledger), live=True)
+        trial = await app.try_out(posting(ledger), live=True)
     left = len(ledger.posted) + len(ledger.undone)
     assert left == 2 * runs, "for each of the two examples"
     again = [outcome for outcome in trial.outcomes if outcome.case == "example 1 again under its key"]
@@ -537,13 +537,13 @@ async def test_a_bad_input_must_be_refused_and_as_invalid_input(
         if answer is not None:
             raise answer
 
-    async with Interlock.open(tmp_path) as lock:
-        fair = await lock.try_out(with_preview(Ledger()))
+    async with Interlock.open(tmp_path) as app:
+        fair = await app.try_out(with_preview(Ledger()))
         refused = {outcome.case for outcome in fair.outcomes if outcome.case.endswith(("missing", "beyond maxLength"))}
         assert fair.passed
         assert refused
         monkeypatch.setattr(Gateway, "checked", checked)
-        trial = await lock.try_out(with_preview(Ledger()))
+        trial = await app.try_out(with_preview(Ledger()))
     failed = {outcome.case for outcome in trial.outcomes if outcome.message == "was not refused"}
     assert refused <= failed
     assert not trial.passed
@@ -624,12 +624,12 @@ async def test_the_author_is_told_where_a_result_is_not_what_was_promised(tmp_pa
         late: Any = {"fee": "nothing"}
         return late
 
-    async with Interlock.open(tmp_path) as lock:
-        words = reason(await offer(lock, fee))
+    async with Interlock.open(tmp_path) as app:
+        words = reason(await offer(app, fee))
         assert "example 1: demo.fee@1.0.0 returned something its contract does not allow" in words
         assert '/fee is not of type "integer"; it is text' in words
         assert "nothing" not in words
-        trial = await lock.try_out(fee)
+        trial = await app.try_out(fee)
         assert 'is not of type "integer"; it is text' in trial.outcomes[0].message
 
 
@@ -646,8 +646,8 @@ async def test_the_author_is_told_which_effect_could_not_be_confirmed(tmp_path: 
     def fixture() -> Generator[Json]:
         yield {"account": "cash", "cents": 1}
 
-    async with Interlock.open(tmp_path) as lock:
-        assert "verify the account was not touched" in reason(await offer(lock, post))
+    async with Interlock.open(tmp_path) as app:
+        assert "verify the account was not touched" in reason(await offer(app, post))
 
 
 # Known pairs
@@ -665,10 +665,10 @@ def doubler(wrong: bool = False, **options: Any) -> AnyTool:
 @pytest.mark.proves("TEST-09")
 async def test_a_tool_whose_known_pair_does_not_hold_is_refused(tmp_path: Path) -> None:
     pairs = [{"input": {"cents": 4}, "output": 8}, {"input": {"cents": 5}, "output": 10}]
-    async with Interlock.open(tmp_path) as lock:
-        answer = await offer(lock, doubler(wrong=True, known_pairs=pairs))
+    async with Interlock.open(tmp_path) as app:
+        answer = await offer(app, doubler(wrong=True, known_pairs=pairs))
         assert "known pair 1: gave `12` instead of `8`" in reason(answer)
-        answer = await offer(lock, doubler(known_pairs=pairs))
+        answer = await offer(app, doubler(known_pairs=pairs))
         assert answer.admitted
         assert answer.trial is not None
         assert [one.case for one in answer.trial.outcomes if "pair" in one.case] == ["known pair 1", "known pair 2"]
@@ -677,17 +677,17 @@ async def test_a_tool_whose_known_pair_does_not_hold_is_refused(tmp_path: Path) 
 @pytest.mark.proves("TEST-09")
 async def test_a_changed_tool_is_held_to_its_pairs_again(tmp_path: Path) -> None:
     pairs = [{"input": {"cents": 4}, "output": 8}]
-    async with Interlock.open(tmp_path) as lock:
-        assert (await offer(lock, doubler(known_pairs=pairs))).admitted
+    async with Interlock.open(tmp_path) as app:
+        assert (await offer(app, doubler(known_pairs=pairs))).admitted
 
         @tool(version="1.0.1", mutation_class="read_only", namespace="demo", known_pairs=pairs)
         async def double(cents: Cents) -> int:
             """Twice an amount of money."""
             return cents + 2
 
-        answer = await offer(lock, double)
+        answer = await offer(app, double)
         assert "known pair 1: gave `6` instead of `8`" in reason(answer)
-        assert (await lock.catalog.resolve("demo.double")).row.version == "1.0.0"
+        assert (await app.catalog.resolve("demo.double")).row.version == "1.0.0"
 
 
 @pytest.mark.proves("TEST-09")
@@ -713,7 +713,7 @@ async def test_a_writing_tool_runs_its_pairs_in_its_fixture_and_without_one_is_r
             save.fixture(prepared)
         return save
 
-    async with Interlock.open(tmp_path) as lock:
-        assert "known pair 1: a tool that writes runs its pairs inside" in reason(await offer(lock, saver(False, 4)))
-        assert "known pair 1: gave `4` instead of `5`" in reason(await offer(lock, saver(True, 5)))
-        assert (await offer(lock, saver(True, 4))).admitted
+    async with Interlock.open(tmp_path) as app:
+        assert "known pair 1: a tool that writes runs its pairs inside" in reason(await offer(app, saver(False, 4)))
+        assert "known pair 1: gave `4` instead of `5`" in reason(await offer(app, saver(True, 5)))
+        assert (await offer(app, saver(True, 4))).admitted

@@ -40,27 +40,27 @@ async def test_a_tool_that_would_share_a_shortened_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = _colliding(monkeypatch)
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await lock.add(_tool(first))
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await app.add(_tool(first))
         with pytest.raises(Failure) as caught:
-            await lock.add(_tool(second))
+            await app.add(_tool(second))
         assert caught.value.code == "E3103"
         assert first in caught.value.message
         assert "shorter id" in caught.value.message
-        assert len(await lock.catalog.addresses()) == 1
+        assert len(await app.catalog.addresses()) == 1
 
 
 async def test_of_two_tools_of_an_upstream_that_would_share_a_name_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = _colliding(monkeypatch)
-    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
         server.otherwise = lambda _: json_answer({})
         said = {"description": "Gives the one thing there is.", "path": "/thing", "input_schema": {"type": "object"}}
         tools = [{"name": name, "output_schema": {"type": "object"}, **said} for name in names]
         config = {"urls": [server.url], "tools": tools, "allow_private": True}
         overlay = {"defaults": {"mutation_class": "read_only"}}
-        report = await lock.upstreams.add("demo", "http", config, by=lock.caller, overlay=overlay)
+        report = await app.upstreams.add("demo", "http", config, by=app.caller, overlay=overlay)
         assert sorted(one.state for one in report.tools) == ["admitted", "refused"]
         (refused,) = (one for one in report.tools if one.state == "refused")
         assert "the same shortened name" in refused.reason

@@ -260,9 +260,9 @@ async def test_a_tool_is_given_the_deadline_of_its_class_and_of_its_attempt(
         raise Failure("E3502", "it is down", retry_after_ms=1)
 
     clock = FakeClock()  # it stands still, so nothing of a deadline is used up
-    async with Interlock.open(home, housekeeping=False, clock=clock.clock) as lock:
-        await admit(lock, fails)
-        result = await lock.call_with_retries(f"often.{timeout_class}", within_s=within_s)
+    async with Interlock.open(home, housekeeping=False, clock=clock.clock) as app:
+        await admit(app, fails)
+        result = await app.call_with_retries(f"often.{timeout_class}", within_s=within_s)
         assert result.error is not None
         assert result.error.code == "E3415"
     assert left == [pytest.approx(seconds) for seconds in expected]

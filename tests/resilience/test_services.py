@@ -333,14 +333,14 @@ async def test_an_operator_may_set_more_for_a_service(journal: Journal, time: Fa
 @SHARED
 async def test_a_machine_that_follows_takes_the_breaker_of_a_service_from_the_store(tmp_path: Path) -> None:
     settings = '[[breakers]]\nservices = "bank"\nfailure_threshold = 2\n'
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
         texts = {name: (tmp_path / name).read_text() for name in ("policy.cedar", "principals.toml")}
-        await SharedConfiguration(lock).push({**texts, "settings.toml": settings}, by=lock.caller, instead_of=None)
-        assert [call(lock.gateway.services, DOWN) for _ in range(3)] == [None] * 3, "it has settings of its own"
-        call(lock.gateway.services)
+        await SharedConfiguration(app).push({**texts, "settings.toml": settings}, by=app.caller, instead_of=None)
+        assert [call(app.gateway.services, DOWN) for _ in range(3)] == [None] * 3, "it has settings of its own"
+        call(app.gateway.services)
     (tmp_path / "settings.toml").write_text("shared_config = true\n")
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        services = lock.gateway.services
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        services = app.gateway.services
         assert [call(services, DOWN) for _ in range(3)] == [None, None, "E3501"]
         other = [services.enter("shop", CONFIG) for _ in range(4)]
         for entry in other:

@@ -21,18 +21,18 @@ def hold(ctx: Context) -> str:
     return "ended"
 
 
-async def admit(lock: Interlock) -> None:
+async def admit(app: Interlock) -> None:
     from tests.support.calls import admit
 
-    await admit(lock, large, hold)
+    await admit(app, large, hold)
 
 
 async def main(home: str) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await admit(lock)
+    async with Interlock.open(home, housekeeping=False) as app:
+        await admit(app)
 
         def heard(facts: dict[str, object]) -> None:
             if facts.get("message") == "running":
                 print("running", flush=True)
 
-        await lock.call("sharing.hold", caller=Caller(id="agent:sharing"), on_progress=heard)
+        await app.call("sharing.hold", caller=Caller(id="agent:sharing"), on_progress=heard)

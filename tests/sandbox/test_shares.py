@@ -47,16 +47,16 @@ def holder(home: Path) -> Generator[subprocess.Popen[str]]:
 
 @LIMITED
 async def test_the_calls_of_an_agent_in_several_processes_share_one_allowance(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await sharing.admit(lock)
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await sharing.admit(app)
         with holder(tmp_path) as other:
-            refused = await lock.call("sharing.large", caller=AGENT, timeout_s=2)
+            refused = await app.call("sharing.large", caller=AGENT, timeout_s=2)
             assert refused.error is not None
             assert refused.error.code == "E3402"
             # Another agent has an allowance of its own.
-            assert (await lock.call("sharing.large", caller=Caller(id="agent:other"))).unwrap() == "much"
+            assert (await app.call("sharing.large", caller=Caller(id="agent:other"))).unwrap() == "much"
             # A killed process gives back what it held.
-            waiting = asyncio.create_task(lock.call("sharing.large", caller=AGENT))
+            waiting = asyncio.create_task(app.call("sharing.large", caller=AGENT))
             other.send_signal(signal.SIGKILL)
             assert (await waiting).unwrap() == "much"
 

@@ -48,9 +48,9 @@ def _embed(got: Got) -> HttpAnswer:
 
 @asynccontextmanager
 async def _office(home: Path, encoder: str, **settings: Any) -> AsyncGenerator[Interlock]:
-    async with Interlock.open(home, search_encoder=encoder, **settings) as lock:
-        await admit(lock, *OFFERED)
-        yield lock
+    async with Interlock.open(home, search_encoder=encoder, **settings) as app:
+        await admit(app, *OFFERED)
+        yield app
 
 
 def _first(found: Answer) -> str:
@@ -63,22 +63,22 @@ async def test_a_service_finds_by_meaning_and_words_go_on_without_it(home: Path,
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(HttpServer.open())
         server.otherwise = _embed
-        async with _office(home, f"{kind}:tiny:1@{server.url}") as lock:
-            found = await lock.search("bill the client")
+        async with _office(home, f"{kind}:tiny:1@{server.url}") as app:
+            found = await app.search("bill the client")
             assert (_first(found), found.by, found.note) == ("office.create_invoice", "both", None)
-            found = await lock.search("send message to user", by="meaning")
+            found = await app.search("send message to user", by="meaning")
             assert (_first(found), found.by) == ("office.send_email", "meaning")
             assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
             assert {orjson.loads(got.body)["model"] for got in server.got} == {"tiny:1"}
-            async with wired(lock) as wires:
+            async with wired(app) as wires:
                 await stack.aclose()
-                found = await lock.search("translate a text")
+                found = await app.search("translate a text")
                 assert (_first(found), found.by) == ("office.translate", "words")
                 assert found.note == "the encoder cannot be reached"
-                assert (await lock.search("translate a text", by="words")).note is None
-                assert _first(await lock.search("office.forecast")) == "office.forecast"
+                assert (await app.search("translate a text", by="words")).note is None
+                assert _first(await app.search("office.forecast")) == "office.forecast"
                 with pytest.raises(Failure, match="cannot be reached") as refused:
-                    await lock.search("translate a text", by="meaning")
+                    await app.search("translate a text", by="meaning")
                 assert refused.value.code == "E3106"
                 query = {"q": "translate a text", "by": "meaning"}
                 rest = await wires.http.get("/v1/tools", params=query)
@@ -103,18 +103,16 @@ async def test_a_service_that_comes_back_is_used_again_and_vectors_survive_a_res
     monkeypatch.setattr(module, "_RETRY_S", 0.0)
     async with HttpServer.open() as server:
         server.otherwise = lambda _: HttpAnswer(status=503)
-        async with _office(home, f"ollama:tiny@{server.url}", search_encoder_secret="key") as lock:
-            await lock.secrets.set("key", "a-bearer", by="test")
-            assert (await lock.search("bill the client")).note == "the encoder answered with status 503"
+        async with _office(home, f"ollama:tiny@{server.url}", search_encoder_secret="key") as app:
+            await app.secrets.set("key", "a-bearer", by="test")
+            assert (await app.search("bill the client")).note == "the encoder answered with status 503"
             server.otherwise = _embed
-            found = await lock.search("bill the client")
+            found = await app.search("bill the client")
             assert (_first(found), found.by, found.note) == ("office.create_invoice", "both", None)
             assert {got.headers["authorization"] for got in server.got} == {"Bearer a-bearer"}
         server.got.clear()
-        async with Interlock.open(
-            home, search_encoder=f"ollama:tiny@{server.url}", search_encoder_secret="key"
-        ) as lock:
-            assert _first(await lock.search("bill the client")) == "office.create_invoice"
+        async with Interlock.open(home, search_encoder=f"ollama:tiny@{server.url}", search_encoder_secret="key") as app:
+            assert _first(await app.search("bill the client")) == "office.create_invoice"
         assert [orjson.loads(got.body)["input"] for got in server.got] == [["bill the client"]]
     # The file says for all of its vectors which model made them, and how many numbers each has.
     (stored,) = (home / "search").glob("*.vectors")
@@ -128,11 +126,11 @@ async def test_a_service_that_comes_back_is_used_again_and_vectors_survive_a_res
 
 @pytest.mark.part_of("REG-14", rest=REG_14)
 async def test_a_search_by_meaning_ranks_by_cosine_similarity(home: Path):
-    async with _office(home, "table") as lock:
-        found = await lock.search("send message to user", by="meaning", limit=5)
+    async with _office(home, "table") as app:
+        found = await app.search("send message to user", by="meaning", limit=5)
         assert _first(found) == "office.send_email"
-        index = lock.tools.index
-        ids = list(await index.surface(lock.caller))
+        index = app.tools.index
+        ids = list(await index.surface(app.caller))
         vectors = await index.vectors(ids)
         assert vectors is not None
         similar = dict(zip(ids, (vectors @ shipped().queries(["send message to user"])[0]).tolist(), strict=True))
@@ -156,8 +154,8 @@ async def test_a_search_by_meaning_ranks_by_cosine_similarity(home: Path):
 async def test_vectors_that_cannot_be_used_are_refused(home: Path, answer: HttpAnswer, reason: str):
     async with HttpServer.open() as server:
         server.otherwise = lambda _: answer
-        async with _office(home, f"ollama:tiny@{server.url}") as lock:
-            found = await lock.search("translate")
+        async with _office(home, f"ollama:tiny@{server.url}") as app:
+            found = await app.search("translate")
             assert (found.by, _first(found)) == ("words", "office.translate")
             assert reason in (found.note or "")
 
@@ -171,12 +169,12 @@ async def test_words_alone_and_encoders_that_are_not_there(home: Path, tmp_path:
         ("./nothing-here", "the encoder cannot be loaded (FileNotFoundError)"),
         (str(tmp_path), "the encoder cannot be loaded"),
     ):
-        async with _office(home, encoder) as lock:
-            found = await lock.search("translate a text")
+        async with _office(home, encoder) as app:
+            found = await app.search("translate a text")
             assert (_first(found), found.by) == ("office.translate", "words")
             assert (found.note or "").startswith(reason)
             with pytest.raises(Failure) as refused:
-                await lock.search("translate a text", by="meaning")
+                await app.search("translate a text", by="meaning")
             assert refused.value.code == "E3106"
 
 
@@ -218,10 +216,10 @@ def site(tmp_path: Path) -> Path:
 async def test_the_package_is_built_found_and_used(home: Path, site: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
     assert onnx.installed() == site / "interlock_search_encoder"
-    async with _office(home, "auto") as lock:
-        found = await lock.search("bill the client", by="meaning")
+    async with _office(home, "auto") as app:
+        found = await app.search("bill the client", by="meaning")
         assert (_first(found), found.by) == ("office.create_invoice", "meaning")
-        assert await lock.search("qwertz asdfgh") == []
+        assert await app.search("qwertz asdfgh") == []
 
 
 def test_a_model_other_than_the_stated_one_is_not_loaded(tmp_path: Path):

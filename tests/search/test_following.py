@@ -132,8 +132,8 @@ class Changes(RuleBasedStateMachine):
         self.run(self._hold(process, f"office.tool_{number}"))
 
     async def _hold(self, process: int, address: str) -> None:
-        lock = self.locks[process]
-        found = await lock.catalog.versions(address)
+        app = self.locks[process]
+        found = await app.catalog.versions(address)
         if found:
             row = list(found.values())[-1].row
             self.digests[address] = row.digest
@@ -157,8 +157,8 @@ class Changes(RuleBasedStateMachine):
     @rule(text=st.sampled_from(POLICIES))
     def rule_anew(self, text: str) -> None:
         self.locks[0].policy.path.write_text(text)
-        for lock in self.locks:
-            lock.policy.state(anew=True)
+        for app in self.locks:
+            app.policy.state(anew=True)
 
     @rule(days=st.sampled_from((1, 3)))
     def wait(self, days: int) -> None:
@@ -179,27 +179,27 @@ class Changes(RuleBasedStateMachine):
         fresh = await self._opened(self.locks[0].home.path)
         expected = await self._state(fresh)
         await self.closing.pop().__aexit__(None, None, None)
-        for lock in self.locks:
-            found = await self._state(lock)
+        for app in self.locks:
+            found = await self._state(app)
             for (what, one), (_, other) in zip(found, expected, strict=True):
                 assert one == (pytest.approx(other, abs=3e-4) if what == SCORES else other), what
 
-    async def _state(self, lock: Interlock) -> list[tuple[object, object]]:
+    async def _state(self, app: Interlock) -> list[tuple[object, object]]:
         """Everything that can be seen of the catalog."""
         state: list[tuple[object, object]] = []
         for number, caller in enumerate(self.callers):
-            visible = [f"{one.row.address}@{one.row.version}" for one in await lock.tools.visible(caller)]
+            visible = [f"{one.row.address}@{one.row.version}" for one in await app.tools.visible(caller)]
             state.append((number, visible))
-            surface = await lock.tools.index.surface(caller)
+            surface = await app.tools.index.surface(caller)
             state.append((number, [(one, two.row.state) for one, two in surface.items()]))
             for query in QUERIES:
-                answer = await lock.search(query, caller=caller, limit=100)
+                answer = await app.search(query, caller=caller, limit=100)
                 found = [(one.version.row.address, one.version.row.version) for one in answer]
                 state.append(((number, query), found))
                 state.append((SCORES, [one.score for one in answer]))
         for name in NAMES:
             try:
-                version = await lock.catalog.resolve(name)
+                version = await app.catalog.resolve(name)
                 state.append((name, (version.row.version, version.row.state, version.row.notice)))
             except Failure as failure:
                 state.append((name, failure.message))
@@ -227,9 +227,9 @@ def test_a_process_that_followed_changes_answers_like_a_new_one(prepared_home: P
 class Counted:
     """How many rows of the table of versions and how many contracts were read, and how many tools were indexed."""
 
-    def __init__(self, lock: Interlock, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, app: Interlock, patch: pytest.MonkeyPatch) -> None:
         self.rows = self.contracts = self.indexed = 0
-        self._reader = lock.journal.reader
+        self._reader = app.journal.reader
         read, weigh = contracts.admitted_contract, module.weigh
 
         def contract(text: str, digest: str) -> Any:
@@ -242,7 +242,7 @@ class Counted:
 
         patch.setattr(contracts, "admitted_contract", contract)
         patch.setattr(module, "weigh", weighed)
-        patch.setattr(lock.journal, "reader", self)
+        patch.setattr(app.journal, "reader", self)
 
     def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:
         rows = self._reader.all(statement, parameters)
@@ -267,9 +267,9 @@ MANY = 60
 
 
 @pytest.fixture
-async def many(lock: Interlock) -> Interlock:
-    await admit(lock, *(_offer(f"tool_{number}", TEXTS[number % 4]) for number in range(MANY)))
-    return lock
+async def many(app: Interlock) -> Interlock:
+    await admit(app, *(_offer(f"tool_{number}", TEXTS[number % 4]) for number in range(MANY)))
+    return app
 
 
 async def test_a_change_of_one_tool_reads_and_indexes_that_tool_alone(
@@ -316,13 +316,13 @@ async def test_a_change_of_one_tool_reads_and_indexes_that_tool_alone(
 
 async def test_a_version_past_its_removal_date_is_not_found_although_nothing_was_changed(home: Path) -> None:
     time = FakeClock()
-    async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
-        await admit(lock, _offer("letter", TEXTS[0]), _offer("parcel", TEXTS[3]))
-        await lock.journal.commit(deprecate("office.letter", "1.0.0", by="test", grace_days=2))
-        await lock.catalog.look()
+    async with Interlock.open(home, clock=time.clock, housekeeping=False) as app:
+        await admit(app, _offer("letter", TEXTS[0]), _offer("parcel", TEXTS[3]))
+        await app.journal.commit(deprecate("office.letter", "1.0.0", by="test", grace_days=2))
+        await app.catalog.look()
         for days, there in ((0, True), (1, True), (2, False)):
             time.advance(days * 86_400)
-            found = [one.version.row.address for one in await lock.search("send a letter")]
+            found = [one.version.row.address for one in await app.search("send a letter")]
             assert ("office.letter" in found) is there
             assert "office.parcel" in found
 
@@ -363,13 +363,13 @@ async def test_a_release_that_does_not_note_what_changed_is_followed_all_the_sam
 
 
 @pytest.mark.parametrize("by", ["words", "meaning", "both"])
-async def test_a_denied_tool_changes_no_score_and_no_note(lock: Interlock, by: str) -> None:
-    await admit(lock, *(_offer(f"tool_{number}", TEXTS[number % 4]) for number in range(8)))
+async def test_a_denied_tool_changes_no_score_and_no_note(app: Interlock, by: str) -> None:
+    await admit(app, *(_offer(f"tool_{number}", TEXTS[number % 4]) for number in range(8)))
     forbid = 'permit (principal, action, resource); forbid (principal, action, resource in Namespace::"hidden");'
-    await use_policy(lock, forbid)
+    await use_policy(app, forbid)
 
     async def seen() -> list[list[tuple[str, float]]]:
-        answers = [await lock.search(query, limit=100, by=by) for query in (*QUERIES, "hidden.letter", "letter")]
+        answers = [await app.search(query, limit=100, by=by) for query in (*QUERIES, "hidden.letter", "letter")]
         return [[(one.version.row.address, one.score) for one in answer] for answer in answers]
 
     before = await seen()
@@ -379,9 +379,9 @@ async def test_a_denied_tool_changes_no_score_and_no_note(lock: Interlock, by: s
         return value
 
     hidden = tool(version="1.0.0", mutation_class="read_only", namespace="hidden", external_io=False)(letter)
-    await admit(lock, hidden)
+    await admit(app, hidden)
     assert await seen() == before
-    await use_policy(lock, POLICIES[0])
+    await use_policy(app, POLICIES[0])
     after = await seen()
     assert "hidden.letter" in {name for found in after for name, _ in found}
     assert after != before

@@ -32,10 +32,10 @@ Value = Annotated[str, Field(description="a value", examples=["x"])]
 
 
 @pytest_asyncio.fixture
-async def office(lock: Interlock) -> Interlock:
-    await admit(lock, *OFFERED)
-    await lock.catalog.forget()
-    return lock
+async def office(app: Interlock) -> Interlock:
+    await admit(app, *OFFERED)
+    await app.catalog.forget()
+    return app
 
 
 @pytest_asyncio.fixture
@@ -44,8 +44,8 @@ async def wires(office: Interlock) -> AsyncGenerator[Wires]:
         yield opened
 
 
-async def _names(lock: Interlock, query: str, limit: int = 10) -> list[str]:
-    return [one.version.row.address for one in await lock.search(query, limit=limit)]
+async def _names(app: Interlock, query: str, limit: int = 10) -> list[str]:
+    return [one.version.row.address for one in await app.search(query, limit=limit)]
 
 
 @pytest.mark.part_of("REG-14", rest=REG_14)
@@ -121,7 +121,7 @@ async def test_a_search_follows_the_registry_and_indexes_only_what_is_new(
 
 async def test_every_endpoint_finds_the_same(wires: Wires):
     query = "write a mail to somebody"
-    local = [(one.version.row.address, one.score) for one in await wires.lock.search(query)]
+    local = [(one.version.row.address, one.score) for one in await wires.app.search(query)]
     assert local[0][0] == "office.send_email"
     rest = (await wires.http.get("/v1/tools", params={"q": query, "limit": 10})).json()["tools"]
     assert [(one["tool_id"], one["score"]) for one in rest] == local
@@ -133,8 +133,8 @@ async def test_every_endpoint_finds_the_same(wires: Wires):
 
 
 async def test_what_a_caller_may_not_use_is_not_found_and_does_not_change_scores(wires: Wires):
-    lock = wires.lock
-    wires.bear(await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("office.forecast")], by=lock.caller))
+    app = wires.app
+    wires.bear(await app.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("office.forecast")], by=app.caller))
 
     async def found(query: str) -> list[tuple[str, float]]:
         rest = (await wires.http.get("/v1/tools", params={"q": query})).json()["tools"]
@@ -143,8 +143,8 @@ async def test_what_a_caller_may_not_use_is_not_found_and_does_not_change_scores
     before = await found("weather for a text message")
     assert [name for name, _ in before] == ["office.forecast"]
     assert await found("office.send_email") == await found("office.nothing_of_the_kind")
-    await admit(lock, *(some_tool(f"weather_{number}", "Weather message, weather text.") for number in range(5)))
-    await lock.catalog.forget()
+    await admit(app, *(some_tool(f"weather_{number}", "Weather message, weather text.") for number in range(5)))
+    await app.catalog.forget()
     assert await found("weather for a text message") == before
 
 
@@ -180,10 +180,10 @@ async def test_a_tool_is_found_if_the_rules_allow_some_call_of_it(office: Interl
         assert office.tools.denials.every_call(caller, version) is not found
 
 
-async def test_a_search_compiles_the_contract_of_one_tool_for_all_that_the_rules_treat_alike(lock: Interlock):
-    await admit(lock, *(some_tool(f"send_{number}", f"Send a letter, kind {number}.") for number in range(30)))
-    await lock.catalog.forget()
-    async with Interlock.open(lock.home.path, housekeeping=False) as other:
+async def test_a_search_compiles_the_contract_of_one_tool_for_all_that_the_rules_treat_alike(app: Interlock):
+    await admit(app, *(some_tool(f"send_{number}", f"Send a letter, kind {number}.") for number in range(30)))
+    await app.catalog.forget()
+    async with Interlock.open(app.home.path, housekeeping=False) as other:
         found = await other.search("send a letter", limit=30)
         assert len(found) == 30
         assert sum("contract" in vars(one.version.content) for one in found) <= 1
@@ -213,7 +213,7 @@ BOOKING = {
 }
 
 
-async def test_choices_and_names_inside_of_parameters_are_found(lock: Interlock):
+async def test_choices_and_names_inside_of_parameters_are_found(app: Interlock):
     manifest = parse_manifest(
         {
             "tool_id": "book", "namespace": "trips", "name": "book", "version": "1.0.0", "provider": "test",
@@ -224,15 +224,15 @@ async def test_choices_and_names_inside_of_parameters_are_found(lock: Interlock)
     )  # fmt: skip
     content = digest(manifest.document())
     evidence = Evidence(content, True, "test", "")
-    await lock.journal.commit(admission.publish(manifest, content, "library:", evidence, "test"))
-    await lock.catalog.look()
+    await app.journal.commit(admission.publish(manifest, content, "library:", evidence, "test"))
+    await app.catalog.look()
     for query in ("aisle", "passport number", "vegetarian"):
-        assert (await lock.search(query, by="words"))[0].version.row.address == "trips.book", query
-    assert await lock.search("loyalty", by="words") == []
+        assert (await app.search(query, by="words"))[0].version.row.address == "trips.book", query
+    assert await app.search("loyalty", by="words") == []
 
 
 async def test_what_a_server_says_about_itself_is_searched_as_it_was_when_it_was_added(tmp_path: Path):
-    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
 
         def config(said: str) -> Json:
             paths: Json = {"/a": {"get": {"operationId": "look", "responses": {"200": {"description": "fine"}}}}}
@@ -241,15 +241,15 @@ async def test_what_a_server_says_about_itself_is_searched_as_it_was_when_it_was
             return {"urls": [server.url], "allow_private": True, "openapi": described, "accept_hints": True}
 
         async def found() -> list[int]:
-            return [len(await lock.search(query, by="words")) for query in ("harbour", "vessel", "invisible")]
+            return [len(await app.search(query, by="words")) for query in ("harbour", "vessel", "invisible")]
 
         said = f"Everything about\u200b a  harbour. {'x ' * 400} vessel"
-        await lock.upstreams.add("port", "openapi", config(said), by=lock.caller)
+        await app.upstreams.add("port", "openapi", config(said), by=app.caller)
         assert await found() == [1, 0, 0]
         async with Interlock.open(tmp_path, housekeeping=False) as other:
             assert len(await other.search("harbour", by="words")) == 1
-        await lock.upstreams.remove("port", by=lock.caller)
-        await lock.upstreams.add("port", "openapi", config("A vessel."), by=lock.caller)
+        await app.upstreams.remove("port", by=app.caller)
+        await app.upstreams.add("port", "openapi", config("A vessel."), by=app.caller)
         assert await found() == [0, 1, 0]
 
 

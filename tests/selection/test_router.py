@@ -127,71 +127,71 @@ def test_a_damaged_router_is_not_used(data: bytes) -> None:
         Router.load(data)
 
 
-async def _used(lock: Interlock, pairs: list[tuple[str, str]], caller: Caller) -> None:
+async def _used(app: Interlock, pairs: list[tuple[str, str]], caller: Caller) -> None:
     for text, right in pairs:
-        made = await lock.select(text, intent=False, caller=caller)
+        made = await app.select(text, intent=False, caller=caller)
         assert made.id
-        assert (await lock.call(right, {"value": "x"}, caller=caller)).ok
+        assert (await app.call(right, {"value": "x"}, caller=caller)).ok
 
 
 @pytest.mark.proves("SURF-09")
 @COST
 async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getting_worse(home: Path) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         tools = [
             some_tool(name.partition(".")[2], text, namespace=name.partition(".")[0]) for name, text in TEXTS.items()
         ]
-        await admit(lock, *tools)
-        await lock.catalog.forget()
-        me = lock.caller
-        empty = await lock.selections.learning.train(me)
+        await admit(app, *tools)
+        await app.catalog.forget()
+        me = app.caller
+        empty = await app.selections.learning.train(me)
         assert (empty["in_use"], empty["calls"]) == (False, 0)
         # A cold start: similarity alone.
-        cold = await lock.select("get the account balance", intent=False)
+        cold = await app.select("get the account balance", intent=False)
         assert cold.chosen == "bank.balance"
         assert all(one.reason == "retrieved" for one in cold.candidates)
-        await _used(lock, PAIRS, me)
+        await _used(app, PAIRS, me)
         # A stranger of another tenant teaches it nothing, although the words would.
         stranger = Caller(id="eve", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
-        await _used(lock, PAIRS[:5], stranger)
+        await _used(app, PAIRS[:5], stranger)
         # Nor does a caller of the same name there, who selects before I call, or calls after I have selected.
         twin = Caller(id=me.id, tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
         for selects, calls in ((twin, me), (me, twin)):
-            await lock.select("the noise of the canteen", intent=False, caller=selects)
-            assert (await lock.call("food.menu", {"value": "x"}, caller=calls)).ok
+            await app.select("the noise of the canteen", intent=False, caller=selects)
+            assert (await app.call("food.menu", {"value": "x"}, caller=calls)).ok
         # Nor does a call that failed.
-        await lock.select("once more, and wrongly", intent=False)
-        assert not (await lock.call("bank.balance", {"wrong": 1})).ok
-        before = await evaluate_journal(lock.selections, me)
+        await app.select("once more, and wrongly", intent=False)
+        assert not (await app.call("bank.balance", {"wrong": 1})).ok
+        before = await evaluate_journal(app.selections, me)
         assert (before["router"], before["tasks"]) == (False, len(PAIRS))
-        answer = await lock.selections.learning.train(me)
+        answer = await app.selections.learning.train(me)
         assert (answer["in_use"], answer["replaced"], answer["calls"]) == (True, True, len(PAIRS))
         assert answer["held_out"] == answer["router"]["requests"] == answer["search"]["requests"] == len(HELD_OUT)
         assert answer["router"]["first"] > answer["search"]["first"] > 0.3
         assert answer["router"]["among_three"] > answer["search"]["among_three"]
-        made = await lock.select("please fetch the corner", intent=False)
+        made = await app.select("please fetch the corner", intent=False)
         assert made.chosen == "desk.book"
         assert made.candidates[0].reason == "router"
-        after = await evaluate_journal(lock.selections, me)
+        after = await evaluate_journal(app.selections, me)
         assert after["router"]
         assert after["recall"] > before["recall"]
-        assert after == await evaluate_journal(lock.selections, me)
+        assert after == await evaluate_journal(app.selections, me)
         # Other tenants have no part of it.
-        other = await lock.select("please fetch the corner", intent=False, caller=stranger)
+        other = await app.select("please fetch the corner", intent=False, caller=stranger)
         assert all(one.reason == "retrieved" for one in other.candidates)
         with pytest.raises(Failure) as refused:
-            await lock.selections.learning.train(stranger, "local")
+            await app.selections.learning.train(stranger, "local")
         assert refused.value.code == "E3206"
         # A tool that is gone has no mass; a new one is reached without training.
-        await admit(lock, some_tool("forecast", "Weather of the next days in a city.", namespace="sky"))
-        await lock.catalog.forget()
-        new = await lock.select("weather in Rome", intent=False)
+        await admit(app, some_tool("forecast", "Weather of the next days in a city.", namespace="sky"))
+        await app.catalog.forget()
+        new = await app.select("weather in Rome", intent=False)
         assert "sky.forecast" in [one.tool for one in new.candidates][:3]
-        assert (await lock.select("please fetch the corner", intent=False)).chosen == "desk.book"
-        await lock.journal.commit(deprecate("desk.book", "1.0.0", by="test"))
-        await lock.journal.commit(move("desk.book", "1.0.0", "sunset", by="test"))
-        await lock.catalog.forget()
-        gone = await lock.select("please fetch the corner", intent=False)
+        assert (await app.select("please fetch the corner", intent=False)).chosen == "desk.book"
+        await app.journal.commit(deprecate("desk.book", "1.0.0", by="test"))
+        await app.journal.commit(move("desk.book", "1.0.0", "sunset", by="test"))
+        await app.catalog.forget()
+        gone = await app.select("please fetch the corner", intent=False)
         assert "desk.book" not in [one.tool for one in gone.candidates]
         assert gone.candidates[0].reason == "router"
         assert sum(one.score for one in gone.candidates) == pytest.approx(1.0, abs=1e-3)
@@ -199,15 +199,15 @@ async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getti
 
 @pytest.mark.proves("SURF-09")
 async def test_a_worse_router_does_not_replace_a_better_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         tools = [
             some_tool(name.partition(".")[2], text, namespace=name.partition(".")[0]) for name, text in TEXTS.items()
         ]
-        await admit(lock, *tools)
-        await lock.catalog.forget()
-        await _used(lock, PAIRS, lock.caller)
-        assert (await lock.selections.learning.train(lock.caller))["replaced"]
-        same = await lock.selections.learning.train(lock.caller)
+        await admit(app, *tools)
+        await app.catalog.forget()
+        await _used(app, PAIRS, app.caller)
+        assert (await app.selections.learning.train(app.caller))["replaced"]
+        same = await app.selections.learning.train(app.caller)
         assert same["router"]["first"] == same["before"]["first"]
         assert same["replaced"]  # it is not worse
 
@@ -216,9 +216,9 @@ async def test_a_worse_router_does_not_replace_a_better_one(home: Path, monkeypa
             return Router(learned.tools, learned.weights * np.float32(1.25))
 
         monkeypatch.setattr("interlock.selection.router.train", other)
-        first = await lock.selections.learning.router("local")
-        assert (await lock.selections.learning.train(lock.caller))["replaced"]
-        good = await lock.selections.learning.router("local")
+        first = await app.selections.learning.router("local")
+        assert (await app.selections.learning.train(app.caller))["replaced"]
+        good = await app.selections.learning.router("local")
         assert first is not None
         assert good is not None
         assert np.allclose(good.weights, 1.25 * first.weights, rtol=0.01, atol=0.001)
@@ -231,11 +231,11 @@ async def test_a_worse_router_does_not_replace_a_better_one(home: Path, monkeypa
             return train([(text, turned[tool]) for text, tool in pairs])
 
         monkeypatch.setattr("interlock.selection.router.train", badly)
-        worse = await lock.selections.learning.train(lock.caller)
+        worse = await app.selections.learning.train(app.caller)
         assert (worse["replaced"], worse["in_use"]) == (False, True)
         assert worse["router"]["first"] < worse["before"]["first"]
         assert worse["held_out"] == worse["before"]["requests"] == len(HELD_OUT)
-        kept = await lock.selections.learning.router("local")
+        kept = await app.selections.learning.router("local")
         assert kept is not None
         assert (kept.weights == good.weights).all()
 
@@ -274,27 +274,27 @@ async def test_selections_are_measured_on_a_trace(home: Path, tmp_path: Path) ->
         {"query": "send a mail to Bo", "relevant": ["office.forecast"]},
     ]
     trace.write_bytes(b"\n".join(map(orjson.dumps, lines)))
-    async with opened(home) as lock:
-        answer = await evaluate(lock.selections, await tasks_of(trace), lock.caller, intent=False)
+    async with opened(home) as app:
+        answer = await evaluate(app.selections, await tasks_of(trace), app.caller, intent=False)
         assert answer["tasks"] == 3
         assert answer["wrong_tool_rate"] == pytest.approx(1 / 3, abs=1e-4)
         assert answer["tokens_per_task"] > 0
         # No tool of these tasks costs anything to call: what remains is the price of the tokens.
-        price = lock.settings.selection_token_price / 1_000_000
+        price = app.settings.selection_token_price / 1_000_000
         assert answer["cost_per_task"] == pytest.approx(price * answer["tokens_per_task"], abs=1e-6)
-        paid = await evaluate(lock.selections, [("run an SQL query", [frozenset({"office.run_query"})])], lock.caller)
+        paid = await evaluate(app.selections, [("run an SQL query", [frozenset({"office.run_query"})])], app.caller)
         assert (paid["recall"], paid["wrong_tool_rate"]) == (1.0, 0.0)
         assert paid["cost_per_task"] == pytest.approx(2.0 + price * paid["tokens_per_task"], abs=1e-6)
         assert 0 < paid["precision"] <= 1
-        assert lock.journal.reader.one("SELECT count(*) FROM journal WHERE kind = 'selection'") == (0,)
+        assert app.journal.reader.one("SELECT count(*) FROM journal WHERE kind = 'selection'") == (0,)
         trace.write_text('{"query": ""}')
         with pytest.raises(Failure, match="line 1"):
             await tasks_of(trace)
     # The price of tokens is a setting. Where it is nothing, a task costs what its call costs.
     for price, cost in ((0.0, 2.0), (1000.0, 2.0 + paid["tokens_per_task"] / 1000)):
-        async with opened(tmp_path / f"{price:g}", selection_token_price=price) as lock:
+        async with opened(tmp_path / f"{price:g}", selection_token_price=price) as app:
             again = await evaluate(
-                lock.selections, [("run an SQL query", [frozenset({"office.run_query"})])], lock.caller
+                app.selections, [("run an SQL query", [frozenset({"office.run_query"})])], app.caller
             )
             assert again["cost_per_task"] == pytest.approx(cost, abs=1e-6)
 
@@ -386,16 +386,16 @@ def test_a_recommendation_names_visible_tools_that_enough_callers_used(
 
 
 async def test_no_tenant_learns_what_another_one_uses(home: Path) -> None:
-    async with opened(home, recommend_callers=2) as lock:
-        me = lock.caller
+    async with opened(home, recommend_callers=2) as app:
+        me = app.caller
         for name in ("ann", "bob"):
             other = Caller(id=name, tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
             for tool in ("office.forecast", "office.translate"):
-                assert (await lock.call(tool, {"value": "x"}, caller=other)).ok
-        assert await lock.recommend("office.forecast") == []
+                assert (await app.call(tool, {"value": "x"}, caller=other)).ok
+        assert await app.recommend("office.forecast") == []
         third = Caller(id="cy", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
-        found = await lock.recommend("office.forecast", caller=third)
+        found = await app.recommend("office.forecast", caller=third)
         assert [(one.tool, one.callers) for one in found] == [("office.translate", 2)]
         with pytest.raises(Failure) as unknown:
-            await lock.recommend("office.made_up", caller=third)
+            await app.recommend("office.made_up", caller=third)
         assert unknown.value.code == "E3101"

@@ -1,4 +1,4 @@
-"""`lock.select`: a tool for a request, through every stage and the gate."""
+"""`app.select`: a tool for a request, through every stage and the gate."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def _stages(made: Any) -> dict[str, list[str]]:
     return {one.name: list(one.tools) for one in made.stages}
 
 
-def _recorded(lock: Interlock, made: Any) -> Json:
+def _recorded(app: Interlock, made: Any) -> Json:
     """The record of a selection. It has what each stage left, its choice, and the answer of the gate."""
-    (body,) = lock.journal.reader.one("SELECT body FROM journal WHERE kind = 'selection' AND call = ?", (made.id,))
+    (body,) = app.journal.reader.one("SELECT body FROM journal WHERE kind = 'selection' AND call = ?", (made.id,))
     record: Json = orjson.loads(body)
     assert record["chosen"] == made.chosen
     assert [one["stage"] for one in record["stages"]] == [one.name for one in made.stages]
@@ -54,10 +54,10 @@ def _recorded(lock: Interlock, made: Any) -> Json:
 
 @pytest.mark.proves("SURF-07", "SURF-15")
 async def test_a_request_gets_a_tool_with_what_every_stage_left(home: Path) -> None:
-    async with opened(home) as lock:
-        await admit(lock, some_tool("rain_report", f"How much rain falls. {'Written by hand. ' * 60}"))
-        await lock.catalog.forget()
-        made = await lock.select("will it rain in Rome tomorrow?")
+    async with opened(home) as app:
+        await admit(app, some_tool("rain_report", f"How much rain falls. {'Written by hand. ' * 60}"))
+        await app.catalog.forget()
+        made = await app.select("will it rain in Rome tomorrow?")
         assert made.chosen == "office.forecast"
         sizes = {one.tool: one.tokens for one in made.candidates}
         assert sizes["office.rain_report"] > sizes["office.forecast"] + 60
@@ -67,33 +67,33 @@ async def test_a_request_gets_a_tool_with_what_every_stage_left(home: Path) -> N
         assert made.verdict is not None
         assert made.verdict.answer == "ALLOW"
         assert made.candidates[0].tokens > 0
-        (body,) = lock.journal.reader.one("SELECT body FROM journal WHERE kind = 'selection'")
+        (body,) = app.journal.reader.one("SELECT body FROM journal WHERE kind = 'selection'")
         record: Json = orjson.loads(body)
         assert (record["chosen"], record["gate"]["answer"]) == ("office.forecast", "ALLOW")
         assert made.intent is not None
         assert record["intent"] == {"kind": made.intent.kind, "confidence": round(made.intent.confidence, 4)}
-        assert _recorded(lock, made) == record
+        assert _recorded(app, made) == record
         assert b"Rome" not in body
-        (stored,) = lock.journal.reader.one("SELECT body FROM payload WHERE call = ?", (made.id,))
+        (stored,) = app.journal.reader.one("SELECT body FROM payload WHERE call = ?", (made.id,))
         assert b"Rome" not in stored
         # Requests leave the quota to the results of their caller.
-        assert sum(size for (size,) in lock.journal.reader.all("SELECT bytes FROM payload_use")) == 0
+        assert sum(size for (size,) in app.journal.reader.all("SELECT bytes FROM payload_use")) == 0
 
 
 @pytest.mark.proves("SURF-15")
 async def test_chatter_gets_no_tool_and_requests_are_not_stored_if_that_is_set(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(home, selection_requests="never") as lock:
-        made = await lock.select("thank you so much")
+    async with opened(home, selection_requests="never") as app:
+        made = await app.select("thank you so much")
         assert (made.chosen, made.verdict) == (None, None)
         assert made.intent is not None
         assert made.intent.kind == "none"
-        without = await lock.select("thank you so much", intent=False)
+        without = await app.select("thank you so much", intent=False)
         assert without.intent is None
         assert set(_stages(made)["intent"]) < set(_stages(without)["intent"])
-        assert _recorded(lock, made)["intent"] == {"kind": "none", "confidence": round(made.intent.confidence, 4)}
-        assert _recorded(lock, without)["intent"] is None
+        assert _recorded(app, made)["intent"] == {"kind": "none", "confidence": round(made.intent.confidence, 4)}
+        assert _recorded(app, without)["intent"] is None
         # A verdict leaves a part of the tools, and no later stage adds another. Without one, all of them stay.
         every = set(_stages(without)["intent"])
         for text, kind in (
@@ -103,85 +103,85 @@ async def test_chatter_gets_no_tool_and_requests_are_not_stored_if_that_is_set(
             ("invoice", None),
             ("20 miles in km", None),
         ):
-            one = await lock.select(text)
+            one = await app.select(text)
             assert one.intent is not None
             assert one.intent.kind == kind, text
-            assert _recorded(lock, one)["intent"] == {"kind": kind, "confidence": round(one.intent.confidence, 4)}
+            assert _recorded(app, one)["intent"] == {"kind": kind, "confidence": round(one.intent.confidence, 4)}
             left = set(_stages(one)["intent"])
             assert left == every if kind is None else set() < left < every
             assert one.stages[0].before == len(every)
             for stage in ("hierarchy", "retrieval", "router", "rules", "model"):
                 assert set(_stages(one)[stage]) <= left, stage
-        assert lock.journal.reader.one("SELECT count(*) FROM payload") == (0,)
+        assert app.journal.reader.one("SELECT count(*) FROM payload") == (0,)
         # Nor does a router that prefers a tool which the verdict left out.
-        read = await lock.select("list the weather of a city")
+        read = await app.select("list the weather of a city")
         (other, *_) = every - set(_stages(read)["intent"])
-        monkeypatch.setattr(lock.selections.learning, "router", _scripted(other))
-        routed = await lock.select("list the weather of a city")
+        monkeypatch.setattr(app.selections.learning, "router", _scripted(other))
+        routed = await app.select("list the weather of a city")
         assert routed.intent == read.intent
         assert other not in str(routed.document()["candidates"])
-        assert (await lock.select("list the weather of a city", intent=False)).chosen == other
+        assert (await app.select("list the weather of a city", intent=False)).chosen == other
 
 
 @pytest.mark.proves("SURF-15")
 async def test_a_rule_brings_back_no_tool_that_the_verdict_has_left_out(home: Path) -> None:
     request = "list the weather of a city"
-    async with opened(home) as lock:
-        every = {one.row.address for one in await lock.tools.visible(lock.caller)}
-        made = await lock.select(request)
+    async with opened(home) as app:
+        every = {one.row.address for one in await app.tools.visible(app.caller)}
+        made = await app.select(request)
         left = set(_stages(made)["intent"])
         out, inside = min(every - left), min(left - {made.chosen})
     rules = ({"tool": out, "words": ["weather"]}, {"tool": inside, "words": ["city"]})
-    async with Interlock.open(home, housekeeping=False, selection_rules=rules) as lock:
-        narrow = await lock.select(request)
+    async with Interlock.open(home, housekeeping=False, selection_rules=rules) as app:
+        narrow = await app.select(request)
         assert set(_stages(narrow)["intent"]) == left
         assert narrow.chosen == inside, "the next rule that fires counts"
         assert out not in {one.tool for one in narrow.candidates}
-        assert _recorded(lock, narrow)["chosen"] == inside
-        assert (await lock.select(request, intent=False)).chosen == out, "there is no verdict, so the first rule counts"
+        assert _recorded(app, narrow)["chosen"] == inside
+        assert (await app.select(request, intent=False)).chosen == out, "there is no verdict, so the first rule counts"
 
 
 @pytest.mark.proves("SURF-08")
 async def test_what_a_rule_a_model_or_the_router_forces_is_denied_if_the_policy_forbids_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(home, selection_rules=[{"tool": "office.send_email", "words": ["tell"]}]) as lock:
-        text = lock.policy.path.read_text()
+    async with opened(home, selection_rules=[{"tool": "office.send_email", "words": ["tell"]}]) as app:
+        text = app.policy.path.read_text()
         forbid = '@id("no-mail")\nforbid (principal, action, resource == Tool::"office.send_email");\n'
-        await use_policy(lock, text + forbid)
-        made = await lock.select("tell me the weather")
+        await use_policy(app, text + forbid)
+        made = await app.select("tell me the weather")
         assert made.chosen == "office.send_email"
         assert _stages(made)["rules"][0] == "office.send_email"
         assert len(_stages(made)["rules"]) <= 3
         assert made.verdict is not None
         assert (made.verdict.answer, made.verdict.check) == ("DENY", "authorization")
         assert "no-mail" in made.verdict.reason
-        denied = _recorded(lock, made)["gate"]
+        denied = _recorded(app, made)["gate"]
         assert denied == {"answer": "DENY", "check": "authorization", "reason": made.verdict.reason}
         # What a model or the router chose does not pass either.
-        by_model = await lock.select("an email", selector=_chooses("office.send_email", value="x"), intent=False)
+        by_model = await app.select("an email", selector=_chooses("office.send_email", value="x"), intent=False)
         assert by_model.chosen == "office.send_email"
         assert by_model.verdict is not None
         assert (by_model.verdict.answer, by_model.verdict.check) == ("DENY", "authorization")
-        assert _recorded(lock, by_model)["gate"]["answer"] == "DENY"
+        assert _recorded(app, by_model)["gate"]["answer"] == "DENY"
         mail = _chooses("office.send_email", value="x")
-        second = await lock.select(
+        second = await app.select(
             "weather of the next seven days in the city of Rome, and an email", selector=mail, intent=False
         )
         assert second.candidates[0].tool != second.chosen == "office.send_email"
         assert second.verdict is not None
         assert (second.verdict.answer, second.verdict.check) == ("DENY", "authorization")
-        monkeypatch.setattr(lock.selections.learning, "router", _scripted("office.send_email"))
-        by_router = await lock.select("weather", intent=False)
+        monkeypatch.setattr(app.selections.learning, "router", _scripted("office.send_email"))
+        by_router = await app.select("weather", intent=False)
         assert (by_router.chosen, by_router.candidates[0].reason) == ("office.send_email", "router")
         assert by_router.verdict is not None
         assert (by_router.verdict.answer, by_router.verdict.check) == ("DENY", "authorization")
-        assert _recorded(lock, by_router)["gate"]["answer"] == "DENY"
+        assert _recorded(app, by_router)["gate"]["answer"] == "DENY"
         # To somebody who cannot see the tool it does not exist, whatever the rules say.
         hidden = Caller(id="eve", scopes=frozenset())
-        await admit(lock, some_tool("payroll", "Salaries of all employees.", scopes=["hr"]))
-        await lock.catalog.forget()
-        seen = await lock.select("salaries of all employees", caller=hidden)
+        await admit(app, some_tool("payroll", "Salaries of all employees.", scopes=["hr"]))
+        await app.catalog.forget()
+        seen = await app.select("salaries of all employees", caller=hidden)
         assert "office.payroll" not in str(seen.document())
 
 
@@ -193,22 +193,22 @@ def _chooses(tool_name: str | None, **parameters: Any) -> Any:
     return selector
 
 
-def _answered(lock: Interlock, made: Any) -> Json:
-    return next(one for one in _recorded(lock, made)["stages"] if one["stage"] == "model")["answered"]
+def _answered(app: Interlock, made: Any) -> Json:
+    return next(one for one in _recorded(app, made)["stages"] if one["stage"] == "model")["answered"]
 
 
 @pytest.mark.proves("SURF-07")
 async def test_a_model_chooses_among_the_candidates_and_what_it_makes_up_never_reaches_the_gate(home: Path) -> None:
-    async with opened(home) as lock:
-        made = await lock.select("weather in Rome", selector=_chooses("office.forecast", value="Rome"))
+    async with opened(home) as app:
+        made = await app.select("weather in Rome", selector=_chooses("office.forecast", value="Rome"))
         assert (made.chosen, made.parameters) == ("office.forecast", {"value": "Rome"})
         # The record has the tool, and of the parameters the digest that a call with them has.
-        called = await lock.call("office.forecast", {"value": "Rome"})
+        called = await app.call("office.forecast", {"value": "Rome"})
         assert called.ok
-        (call,) = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")[-1]
+        (call,) = app.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")[-1]
         digest = orjson.loads(call)["inputHash"]
-        assert _answered(lock, made) == {"tool": "office.forecast", "inputHash": digest}
-        assert await lock.selections.answer(made.id, lock.caller) == {
+        assert _answered(app, made) == {"tool": "office.forecast", "inputHash": digest}
+        assert await app.selections.answer(made.id, app.caller) == {
             "tool": "office.forecast",
             "parameters": {"value": "Rome"},
         }
@@ -216,31 +216,31 @@ async def test_a_model_chooses_among_the_candidates_and_what_it_makes_up_never_r
             ("office.made_up", {"value": "Rome"}, "E3101"),
             ("office.forecast", {"city": "Rome"}, "E3301"),
         ):
-            refused = await lock.select("weather in Rome", selector=_chooses(tool_name, **parameters))
+            refused = await app.select("weather in Rome", selector=_chooses(tool_name, **parameters))
             assert (refused.chosen, refused.verdict) == (None, None)
             assert refused.refused is not None
-            record = _recorded(lock, refused)
+            record = _recorded(app, refused)
             assert (record["refused"], record["left"]["model"], record["stages"][-1]["code"]) == (True, [], code)
-            told = _answered(lock, refused)
+            told = _answered(app, refused)
             assert told["tool"] == (None if code == "E3101" else tool_name)
             assert (told["inputHash"] == digest) == (code == "E3101")
             assert len(told["inputHash"]) == 64
             # A made-up name or parameter may hold words of the request: it is stored encrypted, as the request is.
             assert b"made_up" not in orjson.dumps(record)
             assert b"city" not in orjson.dumps(record)
-            assert await lock.selections.answer(refused.id, lock.caller) == {
+            assert await app.selections.answer(refused.id, app.caller) == {
                 "tool": tool_name,
                 "parameters": parameters,
             }
-        none = await lock.select("weather in Rome", selector=_chooses(None))
+        none = await app.select("weather in Rome", selector=_chooses(None))
         assert (none.chosen, none.refused) == (None, None)
-        assert _answered(lock, none)["tool"] is None
+        assert _answered(app, none)["tool"] is None
         # Only those who may read the journal of this tenant read it, and reading it is on record.
-        assert lock.journal.reader.one("SELECT count(*) FROM journal WHERE kind = 'audit.read'") == (3,)
+        assert app.journal.reader.one("SELECT count(*) FROM journal WHERE kind = 'audit.read'") == (3,)
         eve = Caller(id="eve", tenant="other", scopes=frozenset({"audit:read"}))
-        assert await lock.selections.answer(made.id, eve) is None
+        assert await app.selections.answer(made.id, eve) is None
         with pytest.raises(Failure, match="audit:read"):
-            await lock.selections.answer(made.id, Caller(id="eve", scopes=frozenset()))
+            await app.selections.answer(made.id, Caller(id="eve", scopes=frozenset()))
 
 
 def _scripted(*tools: str) -> Any:
@@ -262,17 +262,17 @@ async def test_every_stage_leaves_its_candidates_with_or_without_the_others(
     home: Path, monkeypatch: pytest.MonkeyPatch, *, router: bool, rule: bool, model: bool
 ) -> None:
     rules = [{"tool": "office.run_query", "words": ["weather"]}] if rule else []
-    async with opened(home, selection_rules=rules) as lock:
-        await admit(lock, *(some_tool(f"weather_{n}", f"Weather of city number {n}, and more.") for n in range(12)))
-        await lock.catalog.forget()
+    async with opened(home, selection_rules=rules) as app:
+        await admit(app, *(some_tool(f"weather_{n}", f"Weather of city number {n}, and more.") for n in range(12)))
+        await app.catalog.forget()
         if router:
-            monkeypatch.setattr(lock.selections.learning, "router", _scripted("office.translate", "office.send_email"))
+            monkeypatch.setattr(app.selections.learning, "router", _scripted("office.translate", "office.send_email"))
 
         async def last(asked: str, offered: Sequence[Json]) -> Json:
             assert asked == "weather"
             return {"tool": offered[-1]["name"], "parameters": {"value": "x"}}
 
-        made = await lock.select("weather", intent=False, selector=last if model else None)
+        made = await app.select("weather", intent=False, selector=last if model else None)
         left = _stages(made)
         assert made.stages[0].before > 20
         assert len(left["router"]) == 10
@@ -285,25 +285,25 @@ async def test_every_stage_leaves_its_candidates_with_or_without_the_others(
         assert made.parameters == ({"value": "x"} if model else None)
         assert made.verdict is not None
         assert made.verdict.answer == "ALLOW"
-        record = _recorded(lock, made)
+        record = _recorded(app, made)
         assert record["left"]["rules"] == record["left"]["allocation"] == record["left"]["cost"] == expected
         assert record["left"]["router"] == left["router"]
         assert record["left"]["model"] == left["model"]
         # As many as the allocation holds, in their order.
         sizes = [one.tokens for one in made.candidates]
-        cut = await lock.select(
+        cut = await app.select(
             "weather", intent=False, selector=last if model else None, allocation=sizes[0] + sizes[1]
         )
         assert [one.tool for one in cut.candidates][:2] == expected[:2]
         assert cut.tokens["schemas"] <= sizes[0] + sizes[1]
-        record = _recorded(lock, cut)
+        record = _recorded(app, cut)
         assert record["left"]["allocation"] == [one.tool for one in cut.candidates]
         assert (record["chosen"], record["gate"]["answer"]) == (cut.chosen, "ALLOW")
         assert cut.chosen == cut.candidates[-1 if model else 0].tool
         # What was cut cannot be chosen any more.
         (gone, *_) = set(expected) - {one.tool for one in cut.candidates}
         allocation = sizes[0] + sizes[1]
-        refused = await lock.select("weather", intent=False, selector=_chooses(gone, value="x"), allocation=allocation)
+        refused = await app.select("weather", intent=False, selector=_chooses(gone, value="x"), allocation=allocation)
         assert (refused.chosen, refused.verdict, refused.stages[-1].facts["code"]) == (None, None, "E3101")
 
 
@@ -320,9 +320,9 @@ async def test_a_model_behind_an_endpoint_chooses_and_its_answers_are_checked(ho
         offered = [one["function"]["name"] for one in orjson.loads(got.body)["tools"]]
         return _completion((next(name for name in offered if "forecast" in name), '{"value": "Rome"}'))
 
-    async with HttpServer.open() as server, opened(home, selection_model=f"openai:small@{server.url}") as lock:
+    async with HttpServer.open() as server, opened(home, selection_model=f"openai:small@{server.url}") as app:
         server.otherwise = answer
-        made = await lock.select("weather in Rome")
+        made = await app.select("weather in Rome")
         assert (made.chosen, made.parameters) == ("office.forecast", {"value": "Rome"})
         wrong = [
             _completion(("made_up", "{}")),
@@ -333,11 +333,11 @@ async def test_a_model_behind_an_endpoint_chooses_and_its_answers_are_checked(ho
         ]
         for one in wrong:
             server.answers = [one]
-            refused = await lock.select("weather in Rome")
+            refused = await app.select("weather in Rome")
             assert (refused.chosen, refused.verdict) == (None, None)
             assert refused.refused
         server.answers = [_completion()]
-        none = await lock.select("weather in Rome")
+        none = await app.select("weather in Rome")
         assert (none.chosen, none.refused) == (None, None)
 
 
@@ -346,22 +346,22 @@ async def test_a_caller_makes_the_model_of_the_settings_choose_so_often_a_minute
     async with HttpServer.open() as server:
         server.otherwise = lambda _: _completion()
         settings: Json = {"selection_model": f"openai:small@{server.url}", "selection_model_per_minute": 2}
-        async with opened(home, clock=clock.clock, **settings) as lock:
+        async with opened(home, clock=clock.clock, **settings) as app:
             eve = Caller(id="eve", scopes=frozenset())
             for _ in range(2):
-                assert (await lock.select("weather in Rome", caller=eve, intent=False)).refused is None
+                assert (await app.select("weather in Rome", caller=eve, intent=False)).refused is None
             with pytest.raises(Failure, match="2 selections by a model per caller in a minute") as refused:
-                await lock.select("weather in Rome", caller=eve, intent=False)
+                await app.select("weather in Rome", caller=eve, intent=False)
             assert refused.value.code == "E3003"
             assert refused.value.retry_after_ms
             assert len(server.got) == 2
             # Another caller has their own, and a model of the caller's own is theirs to ask.
-            await lock.select("weather in Rome", intent=False)
-            mine = await lock.select("weather in Rome", caller=eve, selector=_chooses(None), intent=False)
+            await app.select("weather in Rome", intent=False)
+            mine = await app.select("weather in Rome", caller=eve, selector=_chooses(None), intent=False)
             assert mine.refused is None
             assert len(server.got) == 3
             clock.advance(61)
-            await lock.select("weather in Rome", caller=eve, intent=False)
+            await app.select("weather in Rome", caller=eve, intent=False)
             assert len(server.got) == 4
 
 
@@ -381,20 +381,20 @@ async def test_a_caller_makes_the_model_of_the_settings_choose_so_often_a_minute
 async def test_each_check_of_the_gate_alone_decides(
     home: Path, settings: Json, parameters: Json, check: str | None, answer: str, says: str
 ) -> None:
-    async with opened(home, **settings) as lock:
-        made = await lock.select("run an SQL query", selector=_chooses("office.run_query", **parameters), session="s")
+    async with opened(home, **settings) as app:
+        made = await app.select("run an SQL query", selector=_chooses("office.run_query", **parameters), session="s")
         verdict = made.verdict
         assert verdict is not None
         assert verdict.answer == answer, verdict
         strict = [one.check for one in verdict.findings if one.answer != "ALLOW"]
         assert strict == ([] if check is None else [check])
-        assert verdict.timeout_s == (lock.settings.approval.timeout_seconds if answer == "REQUIRE_APPROVAL" else None)
+        assert verdict.timeout_s == (app.settings.approval.timeout_seconds if answer == "REQUIRE_APPROVAL" else None)
         assert {one.check for one in verdict.findings} == {"authorization", "safety", "cost", "rate"}
         assert all(one.reason for one in verdict.findings)
         decided = next(one for one in verdict.findings if one.check == (check or "authorization"))
         assert (verdict.check, verdict.answer, verdict.reason) == (decided.check, decided.answer, decided.reason)
         assert says in verdict.reason
-        assert _recorded(lock, made)["gate"] == {"answer": answer, "check": decided.check, "reason": decided.reason}
+        assert _recorded(app, made)["gate"] == {"answer": answer, "check": decided.check, "reason": decided.reason}
 
 
 def _strict(made: Any) -> list[tuple[str, str]]:
@@ -405,35 +405,35 @@ def _strict(made: Any) -> list[tuple[str, str]]:
 
 @pytest.mark.proves("SURF-08")
 async def test_the_gate_asks_whether_this_caller_may_make_the_call(home: Path) -> None:
-    async with opened(home) as lock:
+    async with opened(home) as app:
         forbid = '@id("mail-is-for-sales")\nforbid (principal, action, resource == Tool::"office.send_email")'
         forbid += ' unless { principal in Group::"sales" };\n'
-        await use_policy(lock, lock.policy.path.read_text() + forbid)
+        await use_policy(app, app.policy.path.read_text() + forbid)
         mail = _chooses("office.send_email", value="x")
         ann = Caller(id="ann", scopes=frozenset(), groups=frozenset({"sales"}))
         bob = Caller(id="bob", scopes=frozenset(), groups=frozenset({"support"}))
-        may = await lock.select("an email", selector=mail, intent=False, caller=ann)
+        may = await app.select("an email", selector=mail, intent=False, caller=ann)
         assert (may.chosen, _strict(may)) == ("office.send_email", [])
-        may_not = await lock.select("an email", selector=mail, intent=False, caller=bob)
+        may_not = await app.select("an email", selector=mail, intent=False, caller=bob)
         assert (may_not.chosen, _strict(may_not)) == ("office.send_email", [("authorization", "DENY")])
         assert may_not.verdict is not None
         assert (may_not.verdict.answer, may_not.verdict.check) == ("DENY", "authorization")
         assert "mail-is-for-sales" in may_not.verdict.reason
         # A tool that the token lacks is not offered, also if a rule or a model names it.
-        await lock.identities.register(Identity(did=did_of("bot"), name="bot", kind="agent", trust=80), by="test")
-        token = await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("office.translate")], by=lock.caller)
-        bot = await lock.caller_of(token)
-        unnamed = await lock.select("an email", selector=mail, intent=False, caller=bot)
+        await app.identities.register(Identity(did=did_of("bot"), name="bot", kind="agent", trust=80), by="test")
+        token = await app.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("office.translate")], by=app.caller)
+        bot = await app.caller_of(token)
+        unnamed = await app.select("an email", selector=mail, intent=False, caller=bot)
         assert (unnamed.chosen, unnamed.verdict) == (None, None)
         # A token that is revoked while the model chooses is noticed by the gate.
         assert bot.capability is not None
         link = bot.capability.leaf.jti
 
         async def meanwhile(_: str, __: Sequence[Json]) -> Json:
-            await lock.tokens.revoke(link, by=lock.caller, reason="lost")
+            await app.tokens.revoke(link, by=app.caller, reason="lost")
             return {"tool": "office.translate", "parameters": {"value": "x"}}
 
-        late = await lock.select("translate a text", selector=meanwhile, intent=False, caller=bot)
+        late = await app.select("translate a text", selector=meanwhile, intent=False, caller=bot)
         assert (late.chosen, _strict(late)) == ("office.translate", [("authorization", "DENY")])
         assert late.verdict is not None
         assert "revoked" in late.verdict.reason
@@ -460,20 +460,20 @@ async def test_what_a_session_has_spent_counts_for_that_session(
     home: Path, limit: float, second: str, dangers: str
 ) -> None:
     budget = {"per": "session", "limit": limit}
-    async with opened(home, budgets=[budget], selection_dangers=dangers) as lock:
-        await admit(lock, query)
-        await lock.catalog.forget()
+    async with opened(home, budgets=[budget], selection_dangers=dangers) as app:
+        await admit(app, query)
+        await app.catalog.forget()
 
         async def gate(session: str, **parameters: str) -> Any:
             chooses = _chooses("paid.query", **(parameters or {"value": "x"}))
-            return await lock.select("run an SQL query", selector=chooses, session=session)
+            return await app.select("run an SQL query", selector=chooses, session=session)
 
         assert _strict(await gate("monday")) == []
-        assert (await lock.call("paid.query", {"value": "1"}, session="monday")).ok
+        assert (await app.call("paid.query", {"value": "1"}, session="monday")).ok
         # Exactly reached by the next call, or exceeded by one millionth.
         assert (await gate("monday")).verdict.answer == second
         if second == "ALLOW":
-            assert (await lock.call("paid.query", {"value": "2"}, session="monday")).ok
+            assert (await app.call("paid.query", {"value": "2"}, session="monday")).ok
         full = await gate("monday")
         assert _strict(full) == [("cost", "DENY")]
         assert full.verdict.check == "cost"
@@ -490,11 +490,11 @@ async def test_what_a_session_has_spent_counts_for_that_session(
 
 @pytest.mark.proves("SURF-08")
 async def test_a_call_that_a_person_must_approve_says_so_with_the_time_they_have(home: Path) -> None:
-    async with opened(home, approval={"timeout_seconds": 1234}) as lock:
+    async with opened(home, approval={"timeout_seconds": 1234}) as app:
         ask = '@id("ask-mail")\n@ask("a person agrees to mail")\n'
         ask += 'forbid (principal, action, resource == Tool::"office.send_email") unless { context.approved };\n'
-        await use_policy(lock, lock.policy.path.read_text() + ask)
-        made = await lock.select("send a mail", selector=_chooses("office.send_email", value="x"), intent=False)
+        await use_policy(app, app.policy.path.read_text() + ask)
+        made = await app.select("send a mail", selector=_chooses("office.send_email", value="x"), intent=False)
         assert made.verdict is not None
         assert (made.verdict.answer, made.verdict.check) == ("REQUIRE_APPROVAL", "authorization")
         assert made.verdict.timeout_s == 1234
@@ -505,70 +505,70 @@ async def test_a_call_that_a_person_must_approve_says_so_with_the_time_they_have
 async def test_the_window_of_a_rate_slides(home: Path) -> None:
     clock = FakeClock()
     rate = {"per": "tool", "limit": 2, "window_s": 60, "tools": "office.forecast"}
-    async with opened(home, clock=clock.clock, rate_limits=[rate]) as lock:
+    async with opened(home, clock=clock.clock, rate_limits=[rate]) as app:
 
         async def answer() -> str:
-            made = await lock.select("weather in Rome", intent=False)
+            made = await app.select("weather in Rome", intent=False)
             assert made.chosen == "office.forecast"
             assert made.verdict is not None
             assert (made.verdict.answer == "ALLOW") == (made.verdict.check != "rate")
             return made.verdict.answer
 
-        assert (await lock.call("office.forecast", value="Rome")).ok
+        assert (await app.call("office.forecast", value="Rome")).ok
         clock.advance(40)
         assert await answer() == "ALLOW"
-        assert (await lock.call("office.forecast", value="Oslo")).ok
+        assert (await app.call("office.forecast", value="Oslo")).ok
         clock.advance(19)
         assert await answer() == "DENY"
         clock.advance(2)  # the first call is 61 s ago, the second 21
         assert await answer() == "ALLOW"
-        assert (await lock.call("office.forecast", value="Bern")).ok
+        assert (await app.call("office.forecast", value="Bern")).ok
         clock.advance(30)  # a window that began anew after a minute would hold one call
         assert await answer() == "DENY"
 
 
 @pytest.mark.proves("SURF-08")
 async def test_the_rate_of_a_tool_counts_and_a_selection_uses_nothing_up(home: Path) -> None:
-    async with opened(home, rate_limits=[{"per": "tool", "limit": 1, "window_s": 86_400, "tools": "office.*"}]) as lock:
+    async with opened(home, rate_limits=[{"per": "tool", "limit": 1, "window_s": 86_400, "tools": "office.*"}]) as app:
         for _ in range(2):
-            made = await lock.select("weather in Rome")
+            made = await app.select("weather in Rome")
             assert made.verdict is not None
             assert made.verdict.answer == "ALLOW"
-        assert (await lock.call("office.forecast", value="Rome")).ok
-        made = await lock.select("weather in Rome")
+        assert (await app.call("office.forecast", value="Rome")).ok
+        made = await app.select("weather in Rome")
         assert made.verdict is not None
         assert (made.verdict.answer, made.verdict.check) == ("DENY", "rate")
         assert _strict(made) == [("rate", "DENY")]
         assert "the limit of" in made.verdict.reason
         # The limit is per tool: another tool under the same rule still passes.
-        other = await lock.select("translate", selector=_chooses("office.translate", value="x"), intent=False)
+        other = await app.select("translate", selector=_chooses("office.translate", value="x"), intent=False)
         assert (other.chosen, _strict(other)) == ("office.translate", [])
 
 
 @pytest.mark.proves("SURF-10")
 async def test_above_fifty_tools_categories_are_chosen_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(home) as lock:
+    async with opened(home) as app:
         papers = [some_tool(f"archive_{n}", f"Old paper number {n}.", namespace="attic") for n in range(60)]
         # Tools that the caller does not see do not count.
         hidden = [some_tool(f"secret_{n}", "A secret paper.", scopes=["secret"]) for n in range(60)]
-        await admit(lock, *hidden)
-        await lock.catalog.forget()
+        await admit(app, *hidden)
+        await app.catalog.forget()
         eve = Caller(id="eve", scopes=frozenset())
-        few = await lock.select("weather in Rome", caller=eve)
+        few = await app.select("weather in Rome", caller=eve)
         assert few.tokens["categories"] == 0
         missing = 50 - few.stages[0].before
-        await admit(lock, *papers[:missing])
-        await lock.catalog.forget()
-        fifty = await lock.select("weather in Rome", caller=eve)
+        await admit(app, *papers[:missing])
+        await app.catalog.forget()
+        fifty = await app.select("weather in Rome", caller=eve)
         assert fifty.tokens["categories"] == 0
         assert next(one for one in fifty.stages if one.name == "hierarchy").why == "50 tools are few enough"
-        await admit(lock, papers[missing])
-        await lock.catalog.forget()
-        more = await lock.select("weather in Rome", intent=False, caller=eve)
+        await admit(app, papers[missing])
+        await app.catalog.forget()
+        more = await app.select("weather in Rome", intent=False, caller=eve)
         assert more.tokens["categories"] > 0
-        await admit(lock, *papers[missing + 1 :])
-        await lock.catalog.forget()
-        made = await lock.select("what is the weather in Rome", intent=False, caller=eve)
+        await admit(app, *papers[missing + 1 :])
+        await app.catalog.forget()
+        made = await app.select("what is the weather in Rome", intent=False, caller=eve)
         assert made.chosen == "office.forecast"
         stage = next(one for one in made.stages if one.name == "hierarchy")
         names = stage.facts["categories"]
@@ -579,7 +579,7 @@ async def test_above_fifty_tools_categories_are_chosen_first(home: Path, monkeyp
         assert len(stage.tools) <= len(names) * most_tools(stage.before)
         assert len(stage.tools) < stage.before / 2
         assert set(_stages(made)["retrieval"]) <= set(stage.tools)
-        body = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'selection'")[-1][0]
+        body = app.journal.reader.all("SELECT body FROM journal WHERE kind = 'selection'")[-1][0]
         recorded = next(one for one in orjson.loads(body)["stages"] if one["stage"] == "hierarchy")
         assert recorded["categories"] == stage.facts["categories"]
         # A step shows the categories, or ten schemas at most, and neither grows with each tool.
@@ -589,22 +589,22 @@ async def test_above_fifty_tools_categories_are_chosen_first(home: Path, monkeyp
         assert made.tokens["schemas"] == more.tokens["schemas"]
         # Nor does a router bring in a tool of another category.
         (other, *_) = {f"attic.archive_{n}" for n in range(60)} - set(stage.tools)
-        monkeypatch.setattr(lock.selections.learning, "router", _scripted(other))
-        routed = await lock.select("what is the weather in Rome", intent=False, caller=eve)
+        monkeypatch.setattr(app.selections.learning, "router", _scripted(other))
+        routed = await app.select("what is the weather in Rome", intent=False, caller=eve)
         assert set(_stages(routed)["router"]) <= set(stage.tools)
         assert routed.candidates[0].reason == "router"
 
 
 @pytest.mark.proves("SURF-16")
 async def test_of_equal_tools_the_cheaper_is_chosen_where_cost_counts_and_the_trade_is_stated(home: Path) -> None:
-    async with opened(home) as lock:
+    async with opened(home) as app:
         words = "Parcel tracking for shipments."
-        await admit(lock, some_tool("track_x", words, estimated_cost=0.5, namespace="post"))
-        await admit(lock, some_tool("track_y", words, estimated_cost=0.125, namespace="post"))
-        await lock.catalog.forget()
-        plain = await lock.select("parcel tracking for shipments", intent=False)
+        await admit(app, some_tool("track_x", words, estimated_cost=0.5, namespace="post"))
+        await admit(app, some_tool("track_y", words, estimated_cost=0.125, namespace="post"))
+        await app.catalog.forget()
+        plain = await app.select("parcel tracking for shipments", intent=False)
         assert plain.chosen == "post.track_x"
-        made = await lock.select("parcel tracking for shipments", intent=False, cheaper=True)
+        made = await app.select("parcel tracking for shipments", intent=False, cheaper=True)
         assert made.chosen == "post.track_y"
         stage = next(one for one in made.stages if one.name == "cost")
         assert stage.why.startswith(
@@ -634,19 +634,19 @@ async def track_fair(ctx: Context, value: Value) -> str:
 
 @pytest.mark.proves("SURF-16")
 async def test_what_calls_have_cost_and_how_often_they_failed_enters_the_choice_and_the_report(home: Path) -> None:
-    async with opened(home) as lock:
-        await admit(lock, track_dear, track_fair)
-        await lock.catalog.forget()
-        request, me = "parcel tracking for shipments", lock.caller
+    async with opened(home) as app:
+        await admit(app, track_dear, track_fair)
+        await app.catalog.forget()
+        request, me = "parcel tracking for shipments", app.caller
         other = Caller(id="eve", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
         task = [(request, [frozenset({"post.track_dear", "post.track_fair"})])]
 
         async def costs(caller: Caller = me) -> dict[str, float]:
-            made = await lock.select(request, intent=False, cheaper=True, caller=caller)
+            made = await app.select(request, intent=False, cheaper=True, caller=caller)
             return {made.chosen or "": next(one.cost for one in made.candidates if one.tool == made.chosen)}
 
         async def call(tool: str, value: str, caller: Caller = me) -> None:
-            assert (await lock.call(tool, {"value": value}, caller=caller)).ok == (value != "lost")
+            assert (await app.call(tool, {"value": value}, caller=caller)).ok == (value != "lost")
 
         # What tools state counts, until the tenant has made five calls of them. Those of others say nothing.
         assert await costs() == {"post.track_dear": 0.125}
@@ -662,13 +662,13 @@ async def test_what_calls_have_cost_and_how_often_they_failed_enters_the_choice_
         # The other tenant knows of its own five calls alone, and a tool without any is no equal of theirs.
         assert await costs(other) == {"post.track_dear": 1.0}
         # The report has the cost of the tool that is chosen, from the journal: the same every time.
-        cheap = await evaluate(lock.selections, task, me, intent=False, cheaper=True)
-        dear = await evaluate(lock.selections, task, me, intent=False)
-        price = lock.settings.selection_token_price / 1_000_000
+        cheap = await evaluate(app.selections, task, me, intent=False, cheaper=True)
+        dear = await evaluate(app.selections, task, me, intent=False)
+        price = app.settings.selection_token_price / 1_000_000
         assert [one["cost_per_task"] - price * one["tokens_per_task"] for one in (cheap, dear)] == pytest.approx(
             [0.25, 1.0], abs=1e-6
         )
-        assert cheap == await evaluate(lock.selections, task, me, intent=False, cheaper=True)
+        assert cheap == await evaluate(app.selections, task, me, intent=False, cheaper=True)
         # A tool that fails is no equal any more, however cheap it is.
         for _ in range(6):
             await call("post.track_fair", "lost")
@@ -689,34 +689,34 @@ async def test_of_equal_tools_the_faster_is_chosen_at_every_door_where_latency_c
         track.__name__, track.__doc__ = name, "Parcel tracking for shipments."
         return tool(version="1.0.0", mutation_class="read_only", namespace="post", external_io=False)(track)
 
-    async with opened(home, clock=clock.clock) as lock:
-        await admit(lock, takes("track_x", 0.9), takes("track_y", 0.2))
-        await lock.catalog.forget()
-        request, me = "parcel tracking for shipments", lock.caller
-        first = await lock.select(request, intent=False, faster=True)
+    async with opened(home, clock=clock.clock) as app:
+        await admit(app, takes("track_x", 0.9), takes("track_y", 0.2))
+        await app.catalog.forget()
+        request, me = "parcel tracking for shipments", app.caller
+        first = await app.select(request, intent=False, faster=True)
         assert first.chosen == "post.track_x"
         assert [one.latency_ms for one in first.candidates[:2]] == [None, None]
         for number in range(5):
             for name in ("post.track_x", "post.track_y"):
-                assert (await lock.call(name, {"value": str(number)})).ok
+                assert (await app.call(name, {"value": str(number)})).ok
         # Failed calls say nothing about how long a call takes, nor do those of another tenant.
         for name in ("post.track_x", "post.track_y"):
-            assert not (await lock.call(name, {"value": "lost"})).ok
+            assert not (await app.call(name, {"value": "lost"})).ok
         other = Caller(id="eve", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
-        assert (await lock.select(request, intent=False, faster=True, caller=other)).chosen == "post.track_x"
+        assert (await app.select(request, intent=False, faster=True, caller=other)).chosen == "post.track_x"
         for number in range(5):
-            assert (await lock.call("post.track_x", {"value": f"again {number}"})).ok
-            assert (await lock.call("post.track_y", {"value": f"again {number}"})).ok
+            assert (await app.call("post.track_x", {"value": f"again {number}"})).ok
+            assert (await app.call("post.track_y", {"value": f"again {number}"})).ok
         wanted = "post.track_y" if faster else "post.track_x"
-        async with wired(lock) as wires:
-            wires.bear(await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("post.*")], by=lock.caller))
+        async with wired(app) as wires:
+            wires.bear(await app.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("post.*")], by=app.caller))
             asked: Json = {"request": request, "intent": False, "faster": faster}
             rest: Json = (await wires.http.post("/v1/tools/select", json=asked)).json()
             rpc: Json = orjson.loads(await wires.rpc("tools.select", asked))["result"]
             bearer = (("authorization", wires.http.headers["authorization"]),)
             message = wire.SelectRequest(request=request, without_intent=True, faster=faster)
             answer = await GatewayStub(wires.channel).Select(message, metadata=bearer)
-            library = (await lock.select(request, intent=False, faster=faster)).document()
+            library = (await app.select(request, intent=False, faster=faster)).document()
             for told in (rest, rpc, orjson.loads(answer.selection_json), library):
                 assert told["chosen"] == wanted
                 (stage,) = [one for one in told["stages"] if one["stage"] == "latency"]
@@ -725,26 +725,26 @@ async def test_of_equal_tools_the_faster_is_chosen_at_every_door_where_latency_c
                 assert latencies["post.track_x"] == pytest.approx(900.0)
                 assert latencies["post.track_y"] == pytest.approx(200.0)
         task = [(request, [frozenset({"post.track_x", "post.track_y"})])]
-        measured = await evaluate(lock.selections, task, me, intent=False, faster=faster)
+        measured = await evaluate(app.selections, task, me, intent=False, faster=faster)
         assert measured["latency_ms_per_task"] == pytest.approx(200.0 if faster else 900.0)
 
 
 @pytest.mark.parametrize("name", ["office.\ud800x", "\udfff"])
 async def test_half_a_character_in_a_name_or_a_request_is_refused(home: Path, name: str) -> None:
-    async with opened(home) as lock:
-        service = Service(lock)
+    async with opened(home) as app:
+        service = Service(app)
         for ask in (
-            lock.select(name),
-            lock.recommend(name),
-            lock.tools.find(name, None, lock.caller),
-            lock.tools.negotiate({name: {}}, lock.caller),
-            service.surfaces.load([name], lock.caller),
-            service.surface_views.show(by=lock.caller, who=name),
+            app.select(name),
+            app.recommend(name),
+            app.tools.find(name, None, app.caller),
+            app.tools.negotiate({name: {}}, app.caller),
+            service.surfaces.load([name], app.caller),
+            service.surface_views.show(by=app.caller, who=name),
         ):
             with pytest.raises(Failure, match="valid Unicode") as refused:
                 await ask
             assert refused.value.code == "E3004"
-        result = await lock.call(name, {})
+        result = await app.call(name, {})
         assert result.error is not None
         assert result.error.code == "E3004"
         await service.close()
@@ -754,7 +754,7 @@ async def test_half_a_character_in_a_name_or_a_request_is_refused(home: Path, na
 async def test_every_door_selects_the_same_for_the_holder_of_a_token(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(home) as lock, wired(lock) as wires:
+    async with opened(home) as app, wired(app) as wires:
         asked: Json = {"request": "weather in Rome", "intent": False, "allocation": 5000}
 
         def plain(told: Json) -> Json:
@@ -769,15 +769,15 @@ async def test_every_door_selects_the_same_for_the_holder_of_a_token(
         answer = await stub.Select(request, metadata=bearer)
         assert (answer.chosen, answer.answer) == ("office.forecast", "ALLOW")
         assert plain(rest) == plain(rpc) == plain(orjson.loads(answer.selection_json))
-        kept = lock.journal.reader.all("SELECT call FROM journal WHERE kind = 'selection' ORDER BY seq")
+        kept = app.journal.reader.all("SELECT call FROM journal WHERE kind = 'selection' ORDER BY seq")
         assert [one for (one,) in kept] == [rest["id"], rpc["id"], answer.id]
         # A caller gets no tool that their token does not name, and mistakes are refused.
         grants = [ToolGrant("office.translate"), ToolGrant("office.send_email")]
-        wires.bear(await lock.tokens.issue(subject=did_of("bot"), tools=grants, by=lock.caller))
+        wires.bear(await app.tokens.issue(subject=did_of("bot"), tools=grants, by=app.caller))
         hidden = await wires.http.post("/v1/tools/select", json=asked)
         assert "forecast" not in hidden.text
         # The router keeps ten, or as many as there are.
-        monkeypatch.setattr(lock.selections.learning, "router", _scripted("office.forecast", "office.translate"))
+        monkeypatch.setattr(app.selections.learning, "router", _scripted("office.forecast", "office.translate"))
         routed = await wires.http.post("/v1/tools/select", json=asked)
         assert "forecast" not in routed.text
         ranked: list[Json] = routed.json()["candidates"]

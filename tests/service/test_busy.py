@@ -47,7 +47,7 @@ async def beating() -> AsyncGenerator[Heart]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def fill(lock: Interlock, count: int) -> None:
+async def fill(app: Interlock, count: int) -> None:
     """Records, as many as a busy week leaves."""
 
     def unit(transaction: Transaction) -> None:
@@ -55,12 +55,12 @@ async def fill(lock: Interlock, count: int) -> None:
             body = records.plain("audit.read", f"r{number}", transaction.now_ms, by="local:a", what="call")
             transaction.append("audit.read", f"r{number}", body)
 
-    await lock.journal.commit(unit)
+    await app.journal.commit(unit)
 
 
-async def test_an_export_of_many_records_leaves_the_loop_to_others_between_its_slices(lock: Interlock) -> None:
-    await fill(lock, MANY)
-    stream = await Audit(lock).export(by=lock.caller, door="rest")
+async def test_an_export_of_many_records_leaves_the_loop_to_others_between_its_slices(app: Interlock) -> None:
+    await fill(app, MANY)
+    stream = await Audit(app).export(by=app.caller, door="rest")
     lines = before = slices = 0
     async with beating() as heart:
         async for piece in stream:
@@ -73,41 +73,41 @@ async def test_an_export_of_many_records_leaves_the_loop_to_others_between_its_s
     assert lines > MANY
 
 
-async def test_a_search_that_finds_nothing_leaves_the_loop_to_others(lock: Interlock) -> None:
-    await fill(lock, MANY)
+async def test_a_search_that_finds_nothing_leaves_the_loop_to_others(app: Interlock) -> None:
+    await fill(app, MANY)
     async with beating() as heart:
         before = heart.beats
-        found, after = await Audit(lock).records(Sought(caller="nobody"), by=lock.caller, door="rest")
+        found, after = await Audit(app).records(Sought(caller="nobody"), by=app.caller, door="rest")
         assert heart.beats > before + 1
     assert found == []
     assert after is not None
 
 
-def _files(lock: Interlock) -> int:
+def _files(app: Interlock) -> int:
     """How often this process has the database open."""
     files = Path("/proc/self/fd")
-    return sum(os.path.realpath(one) == str(lock.home.database) for one in files.iterdir())
+    return sum(os.path.realpath(one) == str(app.home.database) for one in files.iterdir())
 
 
-async def test_an_export_that_is_given_up_half_way_lets_go_of_the_database(lock: Interlock) -> None:
-    await fill(lock, 5 * AT_A_TIME)
-    before = _files(lock)
+async def test_an_export_that_is_given_up_half_way_lets_go_of_the_database(app: Interlock) -> None:
+    await fill(app, 5 * AT_A_TIME)
+    before = _files(app)
     for _ in range(20):
-        stream = await Audit(lock).export(by=lock.caller, door="rest")
+        stream = await Audit(app).export(by=app.caller, door="rest")
         assert orjson.loads((await anext(stream)).split(b"\n")[0])["seq"] == 1
         await stream.aclose()
     # SQLite keeps a file that it has closed for the next connection while another one holds a lock.
-    assert _files(lock) <= before + THREADS + 1
+    assert _files(app) <= before + THREADS + 1
 
 
-async def test_an_export_says_so_when_retention_removes_what_is_being_read(lock: Interlock) -> None:
-    await fill(lock, 5 * AT_A_TIME)
-    journal = Audit(lock)
-    upto = await journal.begin_export(by=lock.caller, door="rest")
+async def test_an_export_says_so_when_retention_removes_what_is_being_read(app: Interlock) -> None:
+    await fill(app, 5 * AT_A_TIME)
+    journal = Audit(app)
+    upto = await journal.begin_export(by=app.caller, door="rest")
     stream = journal.lines(upto)
     await anext(stream)
-    later = lock.clock.now_ms() + 20 * YEAR_MS
-    await asyncio.to_thread(purge, lock.home, lock.settings, now_ms=later, by="local:a")
+    later = app.clock.now_ms() + 20 * YEAR_MS
+    await asyncio.to_thread(purge, app.home, app.settings, now_ms=later, by="local:a")
     with pytest.raises(Failure) as refused:
         await anext(stream)
     assert refused.value.code == "E3410"

@@ -67,18 +67,18 @@ async def right(client: Client) -> None:
     await client.result(last_entry, account="cash", on=date(2026, 1, 31))
     print(number, also, entry.cents)
 
-async def right_by_the_application(lock: Interlock) -> None:
-    result: Result[int] = await lock.call(balance, account="cash")
-    number: int = (await lock.call(balance, "cash")).unwrap()
-    entry: Entry = (await lock.call(last_entry, "cash", on=date(2026, 1, 31))).unwrap()
-    also: Entry = await lock.using(session="s").call(last_entry, "cash", on=date(2026, 1, 31))
+async def right_by_the_application(app: Interlock) -> None:
+    result: Result[int] = await app.call(balance, account="cash")
+    number: int = (await app.call(balance, "cash")).unwrap()
+    entry: Entry = (await app.call(last_entry, "cash", on=date(2026, 1, 31))).unwrap()
+    also: Entry = await app.using(session="s").call(last_entry, "cash", on=date(2026, 1, 31))
     print(result.ok, number, entry.cents, also.cents)
-    await lock.call("typed.balance", account="cash", session="s")
-    await lock.call("typed.balance", {"account": "cash"}, key="k")
-    await lock.call(balance, {"account": "cash"}, session="s", timeout_s=1)
-    await lock.call(balance, account="cash", key="k", session="s")
+    await app.call("typed.balance", account="cash", session="s")
+    await app.call("typed.balance", {"account": "cash"}, key="k")
+    await app.call(balance, {"account": "cash"}, session="s", timeout_s=1)
+    await app.call(balance, account="cash", key="k", session="s")
 
-async def wrong(client: Client, lock: Interlock) -> None:
+async def wrong(client: Client, app: Interlock) -> None:
     await client.call(balance, acount="cash")
     await client.call(balance, account=7)
     await client.call(balance)
@@ -86,15 +86,15 @@ async def wrong(client: Client, lock: Interlock) -> None:
     await client.result(balance, 1, 2)
     text: str = await client.call(balance, account="cash")
     (await client.call(last_entry, "cash", on=date(2026, 1, 31))).sents
-    await lock.call(balance, acount="cash")
-    await lock.call(balance, account=7)
-    await lock.call(balance)
-    await lock.call(last_entry, "cash", on="tomorrow")
-    await lock.using(key="k").result(balance, 1, 2)
-    await lock.using(kee="k").result(balance, "cash")
-    await lock.call("typed.balance", timeout_s="soon")
-    word: str = (await lock.call(balance, account="cash")).unwrap()
-    (await lock.call(last_entry, "cash", on=date(2026, 1, 31))).unwrap().sents
+    await app.call(balance, acount="cash")
+    await app.call(balance, account=7)
+    await app.call(balance)
+    await app.call(last_entry, "cash", on="tomorrow")
+    await app.using(key="k").result(balance, 1, 2)
+    await app.using(kee="k").result(balance, "cash")
+    await app.call("typed.balance", timeout_s="soon")
+    word: str = (await app.call(balance, account="cash")).unwrap()
+    (await app.call(last_entry, "cash", on=date(2026, 1, 31))).unwrap().sents
 """
 
 
@@ -120,22 +120,22 @@ async def test_a_typed_call_returns_what_the_function_declares(tmp_path: Path) -
 
 
 async def test_a_declared_tool_is_called_as_its_function_is(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path / "home") as lock:
-        await lock.add(balance, last_entry, post)
+    async with Interlock.open(tmp_path / "home") as app:
+        await app.add(balance, last_entry, post)
         day = date(2026, 1, 31)
-        assert (await lock.call(balance, "cash")).unwrap() == 4
-        result = await lock.call(last_entry, "cash", on=day)
+        assert (await app.call(balance, "cash")).unwrap() == 4
+        result = await app.call(last_entry, "cash", on=day)
         assert result.unwrap() == Entry("cash", 1, day)
         assert result.value == {"account": "cash", "cents": 1, "on": "2026-01-31"}, "the value is JSON data"
-        named = await lock.call("typed.last_entry", account="cash", on="2026-01-31")
+        named = await app.call("typed.last_entry", account="cash", on="2026-01-31")
         assert named.unwrap() == result.value, "a call by name knows no function"
-        assert (await lock.call(last_entry, {"account": "cash", "on": "2026-01-31"}, session="s")).unwrap().on == day
-        assert await lock.using(session="s").call(last_entry, "cash", on=day) == Entry("cash", 1, day)
+        assert (await app.call(last_entry, {"account": "cash", "on": "2026-01-31"}, session="s")).unwrap().on == day
+        assert await app.using(session="s").call(last_entry, "cash", on=day) == Entry("cash", 1, day)
         # A preview is no result of the function.
-        preview = await lock.using(dry_run=True).result(post, "cash", cents=250)
+        preview = await app.using(dry_run=True).result(post, "cash", cents=250)
         assert preview.unwrap() == preview.value
         with pytest.raises(TypeError, match="each once"):
-            await lock.call(balance, "cash", account="bank")  # pyright: ignore[reportCallIssue]
+            await app.call(balance, "cash", account="bank")  # pyright: ignore[reportCallIssue]
 
 
 def test_the_type_checker_finds_wrong_arguments_and_wrong_uses_of_results(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_the_type_checker_finds_wrong_arguments_and_wrong_uses_of_results(tmp_pa
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=150)
     found = {one["range"]["start"]["line"] for one in json.loads(done.stdout)["generalDiagnostics"]}
     lines = USES.splitlines()
-    first = lines.index("async def wrong(client: Client, lock: Interlock) -> None:") + 1
+    first = lines.index("async def wrong(client: Client, app: Interlock) -> None:") + 1
     assert found == set(range(first, len(lines))), done.stdout
 
 

@@ -37,20 +37,20 @@ ELSEWHERE = Caller(id="did:example:ann", tenant="acme", scopes=ALL)
 class Place:
     """A service and its clock."""
 
-    def __init__(self, lock: Interlock, clock: FakeClock) -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, clock: FakeClock) -> None:
+        self.app = app
         self.clock = clock
-        self.service = Service(lock)
+        self.service = Service(app)
 
 
 @pytest_asyncio.fixture
 async def place(home: Path) -> AsyncGenerator[Place]:
     clock = FakeClock()
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
-        lock.issuer_keys.init("EdDSA")
-        yield Place(lock, clock)
+            app.catalog.attach(one)
+        app.issuer_keys.init("EdDSA")
+        yield Place(app, clock)
 
 
 async def refusal(attempt: Any) -> Failure:
@@ -90,65 +90,65 @@ def acts(service: Service) -> list[tuple[str, Callable[[Caller], Any]]]:
 
 
 async def test_every_act_needs_its_own_scope_and_no_other_will_do(place: Place) -> None:
-    head = place.lock.journal.reader.all("SELECT MAX(seq) FROM journal")
+    head = place.app.journal.reader.all("SELECT MAX(seq) FROM journal")
     for scope, act in acts(place.service):
         also = {"policy:admin"} if scope == "policy:read" else set[str]()
         lacking = Caller(id="local:bob", scopes=ALL - {scope} - also)
         failure = await refusal(functools.partial(act, lacking))
         assert failure.code == "E3206", (scope, failure)
     # What was refused has changed and shown nothing.
-    assert place.lock.journal.reader.all("SELECT MAX(seq) FROM journal") == head
+    assert place.app.journal.reader.all("SELECT MAX(seq) FROM journal") == head
 
 
 # Tenants
 
 
 async def test_scopes_that_another_tenant_holds_change_and_show_nothing_of_the_whole_place(place: Place) -> None:
-    before = place.lock.home.policy.read_text(), place.lock.journal.reader.all("SELECT MAX(seq) FROM journal")
+    before = place.app.home.policy.read_text(), place.app.journal.reader.all("SELECT MAX(seq) FROM journal")
     for scope, act in acts(place.service):
         if scope.partition(":")[0] in ("tools", "policy"):
             failure = await refusal(functools.partial(act, ELSEWHERE))
             assert (failure.code, "`local`" in failure.message) == ("E3206", True), (scope, failure)
     person = Caller(id="did:example:ann", tenant="acme", scopes=ALL, kind="human")
-    assert (await refusal(lambda: place.lock.lift_quarantine("demo.add@1.0.0", reason="x", by=person))).code == "E3206"
-    assert (await refusal(lambda: place.lock.upstreams.remove("bank", by=person))).code == "E3206"
-    settle = functools.partial(reconcile, place.lock.journal, seal=place.lock.gateway.storage.outcomes.seal)
+    assert (await refusal(lambda: place.app.lift_quarantine("demo.add@1.0.0", reason="x", by=person))).code == "E3206"
+    assert (await refusal(lambda: place.app.upstreams.remove("bank", by=person))).code == "E3206"
+    settle = functools.partial(reconcile, place.app.journal, seal=place.app.gateway.storage.outcomes.seal)
     assert (await refusal(lambda: settle(person, "x", happened=True))).code == "E3206"
-    assert before == (place.lock.home.policy.read_text(), place.lock.journal.reader.all("SELECT MAX(seq) FROM journal"))
+    assert before == (place.app.home.policy.read_text(), place.app.journal.reader.all("SELECT MAX(seq) FROM journal"))
 
 
 async def test_an_auditor_sees_the_traces_of_their_own_tenant(home: Path) -> None:
-    async with Interlock.open(home, housekeeping=False, trace_ratio=1.0) as lock:
+    async with Interlock.open(home, housekeeping=False, trace_ratio=1.0) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
+            app.catalog.attach(one)
         theirs = Caller(id="ann", tenant="acme")
-        trace = (await lock.call("demo.add", a=1, caller=theirs)).trace_id
+        trace = (await app.call("demo.add", a=1, caller=theirs)).trace_id
         for tenant, sees in (("local", True), ("acme", True), ("other", False)):
             auditor = Caller(id="eve", tenant=tenant, scopes=frozenset({"audit:read"}))
-            assert bool(lock.gateway.telemetry.trace(trace, auditor)) is sees, tenant
+            assert bool(app.gateway.telemetry.trace(trace, auditor)) is sees, tenant
 
 
 async def test_a_token_never_takes_its_holder_into_another_tenant(place: Place) -> None:
     here, there = did_of("here"), did_of("there")
-    await place.lock.identities.register(Identity(did=here, name="here", kind="agent"), by="test")
-    await place.lock.identities.register(Identity(did=there, name="there", kind="agent", tenant="acme"), by="test")
+    await place.app.identities.register(Identity(did=here, name="here", kind="agent"), by="test")
+    await place.app.identities.register(Identity(did=there, name="there", kind="agent", tenant="acme"), by="test")
     for did in (here, did_of("nobody")):
         failure = await refusal(lambda did=did: place.service.tokens.issue(by=ELSEWHERE, agent=did))
         assert (failure.code, did in failure.message) == ("E3207", True)
     # Whoever runs the place, and sees all of it, is told whose a name is.
     failure = await refusal(lambda: place.service.tokens.issue(by=ROOT, agent="there"))
     assert (failure.code, f"`there` is of acme: {there}" in failure.message) == ("E3207", True)
-    await place.lock.identities.register(Identity(did=did_of("there-too"), name="there", kind="agent"), by="test")
+    await place.app.identities.register(Identity(did=did_of("there-too"), name="there", kind="agent"), by="test")
     # A name is a tenant's own: taking one tells nothing of another tenant, and leads nobody there.
     for caller, tenant in ((ELSEWHERE, "acme"), (ROOT, "local")):
         for name in ("here", "there"):
             (link,) = (await place.service.tokens.issue(by=caller, agent=name))["chain"]
             assert (link["name"], link["tenant"]) == (name, tenant)
-    assert {one.tenant for one in await place.lock.identities.all() if one.name == "here"} == {"local", "acme"}
+    assert {one.tenant for one in await place.app.identities.all() if one.name == "here"} == {"local", "acme"}
     assert (await refusal(lambda: place.service.tokens.issue(by=ELSEWHERE, agent=did_of("nobody")))).code == "E3207"
     own = await place.service.tokens.issue(by=ELSEWHERE, agent="newcomer")
-    assert await place.lock.identities.find("newcomer") is None
-    made = await place.lock.identities.find("newcomer", "acme")
+    assert await place.app.identities.find("newcomer") is None
+    made = await place.app.identities.find("newcomer", "acme")
     assert made is not None
     assert (made.tenant, own["valid"]) == ("acme", True)
     assert (await place.service.tokens.issue(by=ROOT, agent=there))["valid"]
@@ -161,7 +161,7 @@ async def test_a_token_never_takes_its_holder_into_another_tenant(place: Place) 
 
 async def test_an_auditor_sees_the_records_of_their_own_tenant(place: Place) -> None:
     for tenant in ("acme", "other"):
-        await place.lock.call("demo.add", a=1, caller=Caller(id=f"ann-{tenant}", tenant=tenant))
+        await place.app.call("demo.add", a=1, caller=Caller(id=f"ann-{tenant}", tenant=tenant))
     found, _ = await place.service.audit.records(Sought(kind="closed"), by=ELSEWHERE, door="x")
     assert [one["record"]["callerId"] for one in found] == ["ann-acme"]
     every, _ = await place.service.audit.records(Sought(kind="closed"), by=ROOT, door="x")
@@ -175,11 +175,11 @@ async def test_an_auditor_sees_the_records_of_their_own_tenant(place: Place) -> 
 
 async def test_records_are_found_by_tool_caller_time_and_kind(place: Place) -> None:
     ann = Caller(id="local:ann")
-    await place.lock.call("demo.add", a=1, caller=ann)
+    await place.app.call("demo.add", a=1, caller=ann)
     place.clock.advance(60)
     between = iso(place.clock.now_ms)
-    await place.lock.call("demo.shout", text="x", caller=ann)
-    await place.lock.call("demo.add", a=1, caller=ROOT)
+    await place.app.call("demo.shout", text="x", caller=ann)
+    await place.app.call("demo.add", a=1, caller=ROOT)
 
     async def calls(**sought: str) -> list[tuple[str, str]]:
         found, _ = await place.service.audit.records(Sought(kind="closed", **sought), by=ROOT, door="x")
@@ -198,13 +198,13 @@ async def test_records_are_found_by_tool_caller_time_and_kind(place: Place) -> N
 async def test_pages_together_are_the_whole_whatever_was_asked_for(
     place: Place, kinds: list[Any], limit: int, data: st.DataObject
 ) -> None:
-    start = place.lock.journal.reader.all("SELECT MAX(seq) FROM journal")[0][0]
+    start = place.app.journal.reader.all("SELECT MAX(seq) FROM journal")[0][0]
 
     def unit(transaction: Any) -> None:
         for kind in kinds:
             transaction.append(kind, "c", records.plain(kind, "c", transaction.now_ms, tool=kind))
 
-    await place.lock.journal.commit(unit)
+    await place.app.journal.commit(unit)
     tool = data.draw(st.sampled_from([None, "late"]))
     sought = Sought(call="c", tool=tool)
     seen: list[str] = []
@@ -221,10 +221,10 @@ async def test_pages_together_are_the_whole_whatever_was_asked_for(
 
 async def test_a_policy_in_force_always_has_somebody_to_be_named_for_it(place: Place) -> None:
     text = '@id("all")\npermit (principal, action, resource);\n'
-    before = place.lock.home.policy.read_text()
+    before = place.app.home.policy.read_text()
     await place.service.policy.apply(text, by=ROOT)
-    kept = place.lock.home.policy.with_name("policy.cedar.previous")
-    assert (place.lock.home.policy.read_text(), kept.read_text()) == (text, before)
+    kept = place.app.home.policy.with_name("policy.cedar.previous")
+    assert (place.app.home.policy.read_text(), kept.read_text()) == (text, before)
     found, _ = await place.service.audit.records(Sought(kind="authority", caller="local:root"), by=ROOT, door="x")
     assert [one["record"]["act"] for one in found] == ["policy.applied"]
     place.clock.advance(5)
@@ -257,9 +257,9 @@ async def test_what_is_registered_through_a_door_serves_again_after_a_restart(pl
 
 async def test_readiness_tells_each_dependency_and_nothing_else(place: Place) -> None:
     parts = ["store", "signer", "policy", "sinks", "upstreams", "background"]
-    parts += await beside(place.lock)
+    parts += await beside(place.app)
     assert await place.service.health.ready() == ("healthy", dict.fromkeys(parts, "healthy"))
-    place.lock.home.keys.joinpath("issuer", f"{10**14:015d}.{'k' * 43}.pem").write_bytes(b"damaged")
+    place.app.home.keys.joinpath("issuer", f"{10**14:015d}.{'k' * 43}.pem").write_bytes(b"damaged")
     # Whoever asks often is told what was found a moment ago.
     assert (await place.service.health.ready())[0] == "healthy"
     place.clock.advance(1)
@@ -273,8 +273,8 @@ async def test_readiness_tells_each_dependency_and_nothing_else(place: Place) ->
 async def test_those_who_are_turned_away_are_counted_each_and_told_of_together(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service, telemetry = place.service, place.lock.gateway.telemetry
-    before = place.lock.journal.reader.all("SELECT count(*) FROM journal")
+    service, telemetry = place.service, place.app.gateway.telemetry
+    before = place.app.journal.reader.all("SELECT count(*) FROM journal")
     told = asyncio.Queue[str]()
     telemetry.alerts.listeners.append(lambda alert: told.put_nowait(alert.facts["reason"]))
     service.authentication.refusals = Refusals(telemetry, tell_every_s=0.5)
@@ -291,12 +291,12 @@ async def test_those_who_are_turned_away_are_counted_each_and_told_of_together(
     await service.close()
     assert [told.get_nowait(), told.get_nowait()] == ["1 × E3203", "2 × E3203"]
     assert b'interlock_signal_count{signal="IDENTITY_REFUSED"} 8' in await telemetry.metrics.render()
-    assert place.lock.journal.reader.all("SELECT count(*) FROM journal") == before
+    assert place.app.journal.reader.all("SELECT count(*) FROM journal") == before
 
 
 async def test_an_outage_of_ours_is_nobodys_attempt(place: Place) -> None:
     fired: list[str] = []
-    place.lock.gateway.telemetry.alerts.listeners.append(lambda alert: fired.append(alert.name))
+    place.app.gateway.telemetry.alerts.listeners.append(lambda alert: fired.append(alert.name))
     place.service.authentication.refusals.note(Failure("E3001", "the issuer's keys cannot be read"))
     assert fired == []
-    assert place.lock.gateway.telemetry.metrics.signals["IDENTITY_REFUSED"] == 0
+    assert place.app.gateway.telemetry.metrics.signals["IDENTITY_REFUSED"] == 0

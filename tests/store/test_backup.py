@@ -27,15 +27,15 @@ async def test_what_is_written_while_a_database_is_copied_is_not_in_the_copy(
 ) -> None:
     monkeypatch.setattr(backup, "_PAGES_AT_A_TIME", 5)
     home, target, steps = Home(tmp_path / "home"), tmp_path / "copy", list[int]()
-    async with Interlock.open(home.path, housekeeping=False) as lock:
-        await lock.add(sample.add)
-        before = lock.journal.reader.all("SELECT MAX(seq) FROM journal")[0][0]
+    async with Interlock.open(home.path, housekeeping=False) as app:
+        await app.add(sample.add)
+        before = app.journal.reader.all("SELECT MAX(seq) FROM journal")[0][0]
 
         def write(done: int, total: int) -> None:
             steps.append(done)
             assert done <= total
-            lock.journal.record("note", f"note{done}", b'{"kind":"note","call":"note%d"}' % done)
-            lock.journal._flush()  # pyright: ignore[reportPrivateUsage] - here and now, in the midst of the copying
+            app.journal.record("note", f"note{done}", b'{"kind":"note","call":"note%d"}' % done)
+            app.journal._flush()  # pyright: ignore[reportPrivateUsage] - here and now, in the midst of the copying
 
         with copied(home, target, write) as copy:
             assert verify(copy.home).head[0] == before
@@ -48,8 +48,8 @@ async def test_what_is_written_while_a_database_is_copied_is_not_in_the_copy(
 
 async def test_a_copy_without_a_key_that_it_needs_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    async with Interlock.open(home.path, housekeeping=False) as lock:
-        await lock.secrets.set("bank", "s3cret", by="local:alice")
+    async with Interlock.open(home.path, housekeeping=False) as app:
+        await app.secrets.set("bank", "s3cret", by="local:alice")
 
     def drop(_: int, __: int) -> None:
         (home.keys / "secrets.key").unlink()
@@ -78,8 +78,8 @@ async def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_a_home_on_a_read_only_place_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path / "home")
-    async with Interlock.open(home.path, housekeeping=False) as lock:
-        await lock.add(sample.add)
+    async with Interlock.open(home.path, housekeeping=False) as app:
+        await app.add(sample.add)
 
     def may(path: Path, _: int) -> bool:
         return path != home.path  # whoever tests as root may write anywhere
@@ -99,8 +99,8 @@ async def test_whoever_may_only_read_a_home_that_others_write_copies_what_they_h
     def may(path: Path, _: int) -> bool:
         return path != home.path
 
-    async with Interlock.open(home.path, housekeeping=False) as lock:
-        await lock.add(sample.add)
+    async with Interlock.open(home.path, housekeeping=False) as app:
+        await app.add(sample.add)
         monkeypatch.setattr(os, "access", may)
         with copied(home, tmp_path / "copy") as copy:
             assert verify(copy.home).intact
@@ -129,12 +129,12 @@ async def test_what_a_killed_copy_leaves_is_not_opened_as_a_home(tmp_path: Path)
 
 async def test_a_home_that_is_being_copied_to_is_not_opened_meanwhile(tmp_path: Path) -> None:
     home, target = Home(tmp_path / "home"), tmp_path / "copy"
-    async with Interlock.open(home.path, housekeeping=False) as lock:
-        await lock.add(sample.add)
+    async with Interlock.open(home.path, housekeeping=False) as app:
+        await app.add(sample.add)
     with copied(home, target), pytest.raises(Failure, match="was not finished"):
         await Interlock.open(target, housekeeping=False)
-    async with Interlock.open(target, housekeeping=False) as lock:
-        assert lock.journal.reader.all("SELECT COUNT(*) FROM tool_version") == [(1,)]
+    async with Interlock.open(target, housekeeping=False) as app:
+        assert app.journal.reader.all("SELECT COUNT(*) FROM tool_version") == [(1,)]
 
 
 async def test_what_came_to_its_target_meanwhile_is_not_written_over(tmp_path: Path) -> None:

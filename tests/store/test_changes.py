@@ -55,39 +55,39 @@ def upstream(transaction):
     upstreams.insert(transaction, "far", kind="mcp", config="{}", overlay="{}", added_by="test", at_ms=1)
 
 async def main(home, token, digest):
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await lock.tokens.revoke(token, reason="lost", by=Caller(id="operator", scopes=frozenset({"tokens:issue"})))
-        await lock.journal.commit(impose(digest, "demo.balance@1.0.0", "call", "seen to lie"))
-        await lock.add(post)
-        services = lock.gateway.services
+    async with Interlock.open(home, housekeeping=False) as app:
+        await app.tokens.revoke(token, reason="lost", by=Caller(id="operator", scopes=frozenset({"tokens:issue"})))
+        await app.journal.commit(impose(digest, "demo.balance@1.0.0", "call", "seen to lie"))
+        await app.add(post)
+        services = app.gateway.services
         config = CircuitBreakerConfig.model_validate({"failure_threshold": 1})
         services.enter("bank", config).done(Failure("E3502", "does not answer"))
         await services.settle()
-        await lock.journal.commit(upstream)
+        await app.journal.commit(upstream)
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
 async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        await lock.add(balance)
-        by = lock.caller
-        await lock.identities.register(Identity(did=AGENT, name="agent"), by=by.id)
-        await lock.tokens.rotate_key(by=by, first=True)
-        token = await lock.tokens.issue(subject=AGENT, by=by)
-        caller = await lock.tokens.verifier.verify(token)
-        version = await lock.catalog.resolve("demo.balance")
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        await app.add(balance)
+        by = app.caller
+        await app.identities.register(Identity(did=AGENT, name="agent"), by=by.id)
+        await app.tokens.rotate_key(by=by, first=True)
+        token = await app.tokens.issue(subject=AGENT, by=by)
+        caller = await app.tokens.verifier.verify(token)
+        version = await app.catalog.resolve("demo.balance")
         services, config = (
-            lock.gateway.services,
+            app.gateway.services,
             CircuitBreakerConfig.model_validate({"failure_threshold": 1}),
         )
         services.enter("bank", config).done()
-        assert lock.tokens.verifier.known(token) == caller
-        assert not lock.gateway.quarantine.holds(version.row.digest)
-        assert lock.upstreams.connections.unanswered() == frozenset()
-        assert [one.row.address for one in await lock.catalog.newest()] == ["demo.balance"]
-        arguments = [str(lock.home.path), token, version.row.digest]
+        assert app.tokens.verifier.known(token) == caller
+        assert not app.gateway.quarantine.holds(version.row.digest)
+        assert app.upstreams.connections.unanswered() == frozenset()
+        assert [one.row.address for one in await app.catalog.newest()] == ["demo.balance"]
+        arguments = [str(app.home.path), token, version.row.digest]
         done = await asyncio.create_subprocess_exec(*forked.python(), "-c", OTHER, *arguments)
         assert await done.wait() == 0
 
@@ -98,19 +98,19 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
                 return failure.code == "E3501"
             return False
 
-        await until(lambda: lock.tokens.verifier.known(token) is None)
+        await until(lambda: app.tokens.verifier.known(token) is None)
         assert caller.capability is not None
         with pytest.raises(Failure) as void:
-            lock.tokens.verifier.check(caller.capability)
+            app.tokens.verifier.check(caller.capability)
         assert void.value.code == "E3201"
-        await until(lambda: lock.gateway.quarantine.holds(version.row.digest))
+        await until(lambda: app.gateway.quarantine.holds(version.row.digest))
 
         async def both() -> bool:
-            return [one.row.address for one in await lock.catalog.newest()] == ["demo.balance", "demo.post"]
+            return [one.row.address for one in await app.catalog.newest()] == ["demo.balance", "demo.post"]
 
         await until(both)
         await until(refused)
-        await until(lambda: lock.upstreams.connections.answers("far"))
+        await until(lambda: app.upstreams.connections.answers("far"))
 
 
 # One reader
@@ -119,26 +119,26 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
 async def test_calls_read_no_epoch_on_the_event_loop_and_one_thread_reads_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        await lock.add(balance)
-        changes = lock.journal.changes
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        await app.add(balance)
+        changes = app.journal.changes
         asked: list[str] = []
         where: list[str] = []
         changes.watch(("registry",), _revision, lambda _: None, also=lambda: where.append(_thread()))
         for name in ("one", "all", "each"):
-            read = getattr(type(lock.journal.reader), name)
+            read = getattr(type(app.journal.reader), name)
 
             def counted(self: Any, statement: str, *given: Any, read: Any = read) -> Any:
                 asked.append(statement)
                 return read(self, statement, *given)
 
-            monkeypatch.setattr(type(lock.journal.reader), name, counted)
-        await lock.call("demo.balance", account="cash")
+            monkeypatch.setattr(type(app.journal.reader), name, counted)
+        await app.call("demo.balance", account="cash")
         await asyncio.sleep(2 * FRESH_S)
-        await lock.call("demo.balance", account="cash")
+        await app.call("demo.balance", account="cash")
         async with asyncio.timeout(PATIENCE_S):
             while where.count("interlock-changes") < 10:
-                result = await lock.call("demo.balance", account="cash")
+                result = await app.call("demo.balance", account="cash")
                 assert result.error is None
         families = ("epoch", "revocation", "quarantine", "breaker", "suspension", "FROM upstream")
         assert [one for one in asked if any(word in one for word in families)] == []
@@ -147,8 +147,8 @@ async def test_calls_read_no_epoch_on_the_event_loop_and_one_thread_reads_for_al
 
 
 async def test_a_process_that_only_looks_once_starts_no_thread(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        await lock.catalog.rows()
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        await app.catalog.rows()
         assert "interlock-changes" not in {one.name for one in threading.enumerate()}
 
 
@@ -159,8 +159,8 @@ def _thread() -> str:
     return threading.current_thread().name
 
 
-async def _answer(lock: Interlock) -> str | None:
-    result = await lock.call("demo.balance", account="cash")
+async def _answer(app: Interlock) -> str | None:
+    result = await app.call("demo.balance", account="cash")
     return None if result.error is None else result.error.code
 
 
@@ -169,23 +169,23 @@ async def _answer(lock: Interlock) -> str | None:
 async def test_calls_are_refused_when_the_database_is_gone_for_longer_than_the_bound_and_recover(
     tmp_path: Path, how: str
 ) -> None:
-    async with Interlock.open(tmp_path / "home", housekeeping=False, max_stale_s=0.2) as lock:
-        await lock.add(balance)
-        assert await _answer(lock) is None
-        database, away = lock.home.database, tmp_path / "away"
+    async with Interlock.open(tmp_path / "home", housekeeping=False, max_stale_s=0.2) as app:
+        await app.add(balance)
+        assert await _answer(app) is None
+        database, away = app.home.database, tmp_path / "away"
         database.rename(away)
         if how == "replaced":
             shutil.copy(away, database)
         async with asyncio.timeout(PATIENCE_S):
-            while (code := await _answer(lock)) is None:  # noqa: ASYNC110 - only time brings it about
+            while (code := await _answer(app)) is None:  # noqa: ASYNC110 - only time brings it about
                 await asyncio.sleep(0.01)
         assert code == "E3801"
-        assert (await Service(lock).health.readiness())[0] == 503
+        assert (await Service(app).health.readiness())[0] == 503
         with pytest.raises(Failure) as refused:
-            await lock.catalog.resolve("demo.balance")
+            await app.catalog.resolve("demo.balance")
         assert "removed or replaced" in refused.value.message
         os.replace(away, database)
-        assert await _answer(lock) is None
+        assert await _answer(app) is None
 
 
 @pytest_asyncio.fixture

@@ -39,9 +39,9 @@ async def lived(path: Path) -> Home:
     """A store with tokens, tickets, secrets, budgets and calls."""
     sample.reset()
     await make(path, FakeClock(), in_advance=True)
-    async with Interlock.open(path, store="", housekeeping=False) as lock:
-        await lock.add(sample.increment)
-        assert (await lock.call("demo.increment", name="a", key="k")).ok
+    async with Interlock.open(path, store="", housekeeping=False) as app:
+        await app.add(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="k")).ok
     return home_at(path, "")
 
 
@@ -54,10 +54,10 @@ async def test_everything_goes_to_postgres_and_back_verifies_and_goes_on(tmp_pat
     assert found == contents(file) == contents(server)
     assert told[-1][0] == told[-1][1] == sum(rows for rows, _ in found.values())
     assert sum(rows > 0 for rows, _ in found.values()) > 8
-    async with Interlock.open(file.path, store=address, housekeeping=False) as lock:
-        lock.catalog.attach(sample.increment)
-        assert (await lock.call("demo.increment", name="a", key="k")).replayed
-        assert (await lock.call("demo.increment", name="a", key="server")).ok
+    async with Interlock.open(file.path, store=address, housekeeping=False) as app:
+        app.catalog.attach(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="k")).replayed
+        assert (await app.call("demo.increment", name="a", key="server")).ok
 
     with pytest.raises(Failure, match="in a file already") as taken:
         copy_store(server, file)
@@ -67,10 +67,10 @@ async def test_everything_goes_to_postgres_and_back_verifies_and_goes_on(tmp_pat
     found, verdict = copy_store(server, file)
     assert verdict.intact
     assert found == contents(server) == contents(file)
-    async with Interlock.open(file.path, store="", housekeeping=False) as lock:
-        lock.catalog.attach(sample.increment)
-        assert (await lock.call("demo.increment", name="a", key="server")).replayed
-        assert (await lock.call("demo.increment", name="a", key="back")).ok
+    async with Interlock.open(file.path, store="", housekeeping=False) as app:
+        app.catalog.attach(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="server")).replayed
+        assert (await app.call("demo.increment", name="a", key="back")).ok
     assert verify(file).faults == ()
 
 
@@ -79,9 +79,9 @@ async def test_a_store_that_went_on_after_it_was_copied_leaves_a_copy_that_is_re
 ) -> None:
     file = await lived(tmp_path / "home")
     copy_store(file, home_at(file.path, address))
-    async with Interlock.open(file.path, store="", housekeeping=False) as lock:
-        lock.catalog.attach(sample.increment)
-        assert (await lock.call("demo.increment", name="a", key="later")).ok
+    async with Interlock.open(file.path, store="", housekeeping=False) as app:
+        app.catalog.attach(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="later")).ok
     with pytest.raises(Failure) as behind:
         async with Interlock.open(file.path, store=address, housekeeping=False):
             pass

@@ -37,9 +37,9 @@ Spoil = Callable[[Path], None]
 
 async def used(path: Path) -> Path:
     """A home in which a call was made."""
-    async with Interlock.open(path, housekeeping=False) as lock:
-        await lock.add(sample.add)
-        assert (await lock.call("demo.add", a=1, b=1)).ok
+    async with Interlock.open(path, housekeeping=False) as app:
+        await app.add(sample.add)
+        assert (await app.call("demo.add", a=1, b=1)).ok
     return path
 
 
@@ -238,21 +238,21 @@ async def test_records_that_no_other_follow_are_signed_by_any_later_commit(
 async def test_a_policy_file_that_is_gone_denies_and_is_not_made_anew(tmp_path: Path, name: str) -> None:
     home = await used(tmp_path / "home")
     (home / name).unlink()
-    async with Interlock.open(home, housekeeping=False) as lock:
-        lock.catalog.attach(sample.add)
-        result = await lock.call("demo.add", a=1, b=1)
+    async with Interlock.open(home, housekeeping=False) as app:
+        app.catalog.attach(sample.add)
+        result = await app.call("demo.add", a=1, b=1)
         assert result.error is not None
         assert result.error.code == "E3205"
         assert f"{name} is missing" in result.error.message
         assert "interlock policy default" in result.error.message
-        assert name == "policy.cedar" or lock.caller.scopes == frozenset()
+        assert name == "policy.cedar" or app.caller.scopes == frozenset()
     assert not (home / name).exists()
 
 
 async def test_a_home_that_was_half_made_gets_the_policy_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "policy.cedar").write_text("")
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        assert lock.caller.scopes
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        assert app.caller.scopes
     assert (tmp_path / "policy.cedar").read_text() == ""
 
 

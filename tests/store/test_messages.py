@@ -48,12 +48,12 @@ async def until(holds: Callable[[], Any]) -> None:
 @asynccontextmanager
 async def opened(home: Path, engine: FakeHttpEngine, **settings: Any) -> AsyncGenerator[Interlock]:
     said: dict[str, Any] = {"policy_engine": "remote", "policy_url": engine.url, "policy_timeout_s": 30} | settings
-    async with Interlock.open(home, housekeeping=False, **said) as lock:
+    async with Interlock.open(home, housekeeping=False, **said) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
+            app.catalog.attach(one)
         if settings.get("redis"):
-            await until(lambda: lock.messages.condition == "healthy")
-        yield lock
+            await until(lambda: app.messages.condition == "healthy")
+        yield app
 
 
 class Asked:
@@ -62,13 +62,13 @@ class Asked:
     def __init__(self, engine: FakeHttpEngine) -> None:
         self._engine = engine
 
-    async def anew(self, lock: Interlock, caller: Caller) -> bool:
+    async def anew(self, app: Interlock, caller: Caller) -> bool:
         before = len(self._engine.asked)
-        assert (await lock.call("demo.echo", value="x", caller=caller)).ok
+        assert (await app.call("demo.echo", value="x", caller=caller)).ok
         return len(self._engine.asked) > before
 
-    async def both(self, lock: Interlock) -> list[bool]:
-        return [await self.anew(lock, ALICE), await self.anew(lock, BOB)]
+    async def both(self, app: Interlock) -> list[bool]:
+        return [await self.anew(app, ALICE), await self.anew(app, BOB)]
 
 
 def publish(server: Server, content: bytes) -> Any:
@@ -93,12 +93,12 @@ async def test_a_message_drops_the_decisions_about_the_subjects_that_it_names(
 
 async def test_any_other_message_drops_all_decisions(home: Path, http: FakeHttpEngine, redis_server: Server) -> None:
     asked = Asked(http)
-    async with opened(home, http, redis=redis_server.url) as lock:
+    async with opened(home, http, redis=redis_server.url) as app:
         for content in (b"\xff\x00", b"{}", b"[" * 5000, b'{"affected_subjects": [1]}', b"x" * (MOST_BYTES + 1)):
-            await asked.both(lock)
+            await asked.both(app)
             await publish(redis_server, content)
-            await until(lambda: asked.anew(lock, BOB))
-            await until(lambda: lock.messages.condition == "healthy")
+            await until(lambda: asked.anew(app, BOB))
+            await until(lambda: app.messages.condition == "healthy")
 
 
 def test_subjects_are_read_from_nothing_but_a_list_of_names() -> None:
@@ -116,14 +116,14 @@ async def test_a_flood_of_messages_is_taken_together(
     home: Path, http: FakeHttpEngine, redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drops: list[Any] = []
-    async with opened(home, http, redis=redis_server.url) as lock:
-        monkeypatch.setattr(lock.engine, "forget", drops.append)
+    async with opened(home, http, redis=redis_server.url) as app:
+        monkeypatch.setattr(app.engine, "forget", drops.append)
         script = "for i = 1, 3000 do redis.call('publish', KEYS[1], '{\"affected_subjects\": [\"' .. i .. '\"]}') end"
         await asyncio.to_thread(redis_server.ask, "EVAL", script, "1", POLICY)
         await publish(redis_server, json.dumps({"affected_subjects": ["last"]}).encode())
         await until(lambda: drops and (drops[-1] is None or "last" in drops[-1]))
         assert len(drops) < 2000
-        assert (await lock.call("demo.echo", value="x", caller=ALICE)).ok
+        assert (await app.call("demo.echo", value="x", caller=ALICE)).ok
 
 
 @pytest.mark.proves("AUTH-06")
@@ -131,18 +131,18 @@ async def test_a_lost_subscription_drops_all_decisions_when_it_begins_again(
     home: Path, http: FakeHttpEngine, redis_server: Server
 ) -> None:
     asked = Asked(http)
-    async with opened(home, http, redis=redis_server.url) as lock:
-        await asked.both(lock)
+    async with opened(home, http, redis=redis_server.url) as app:
+        await asked.both(app)
         http.answer = {"decision": "deny", "reason": "changed"}
         # In one step, so that nobody subscribes in between: the message is for those who do not listen.
         told = f"PUBLISH {POLICY} '{json.dumps({'affected_subjects': [ALICE.id]})}'"
         assert (await asyncio.to_thread(redis_server.together, "CLIENT KILL TYPE pubsub", told))[-1] == "0"
 
         async def denied() -> bool:
-            return not (await lock.call("demo.echo", value="x", caller=ALICE)).ok
+            return not (await app.call("demo.echo", value="x", caller=ALICE)).ok
 
         await until(denied)
-        await until(lambda: lock.messages.condition == "healthy")
+        await until(lambda: app.messages.condition == "healthy")
         assert await denied()
 
 
@@ -171,11 +171,11 @@ async def test_an_order_reaches_every_process_without_redis_too(
 
 
 async def test_an_order_is_published_with_its_subjects(home: Path, http: FakeHttpEngine, redis_server: Server) -> None:
-    async with opened(home, http, redis=redis_server.url) as lock:
+    async with opened(home, http, redis=redis_server.url) as app:
         with redis_server.heard(POLICY) as messages:
-            await Policy(lock).forget([BOB.id, ALICE.id, BOB.id], by=lock.caller)
+            await Policy(app).forget([BOB.id, ALICE.id, BOB.id], by=app.caller)
             assert json.loads(await asyncio.to_thread(next, messages)) == {"affected_subjects": [ALICE.id, BOB.id]}
-            await Policy(lock).apply("permit (principal, action, resource);", by=lock.caller)
+            await Policy(app).apply("permit (principal, action, resource);", by=app.caller)
             assert json.loads(await asyncio.to_thread(next, messages)) == {"affected_subjects": None}
 
 
@@ -185,9 +185,9 @@ async def test_each_change_of_a_breaker_is_published_once(
 ) -> None:
     config = CircuitBreakerConfig.model_validate({"failure_threshold": 1, "timeout_seconds": 3600})
 
-    def refused(lock: Interlock) -> bool:
+    def refused(app: Interlock) -> bool:
         try:
-            lock.gateway.services.enter("bank", config).abandoned()
+            app.gateway.services.enter("bank", config).abandoned()
         except Failure as failure:
             return failure.code == "E3501"
         return False
@@ -195,7 +195,7 @@ async def test_each_change_of_a_breaker_is_published_once(
     url = redis_server.url
     async with opened(home, http, redis=url) as ours, opened(home, http, redis=url) as theirs:
         with redis_server.heard(BREAKERS) as messages:
-            entries = [lock.gateway.services.enter("bank", config) for lock in (ours, theirs)]
+            entries = [app.gateway.services.enter("bank", config) for app in (ours, theirs)]
             for entry in entries:
                 entry.done(Failure("E3502", "does not answer"))
             assert await asyncio.to_thread(next, messages) == "bank:closed->open"
@@ -213,8 +213,8 @@ async def test_readiness_tells_how_redis_is(
 ) -> None:
     monkeypatch.setattr("interlock.api.health.READY_FOR_S", 0.0)
     server = make_redis()
-    async with opened(home, http, redis=server.url) as lock:
-        health = Health(lock)
+    async with opened(home, http, redis=server.url) as app:
+        health = Health(app)
 
         async def told(*expected: str) -> bool:
             status, parts = await health.ready()
@@ -223,30 +223,30 @@ async def test_readiness_tells_how_redis_is(
         assert await told("healthy", "healthy")
         server.kill()
         await until(lambda: told("degraded", "down"))
-        assert (await lock.call("demo.echo", value="x")).ok
+        assert (await app.call("demo.echo", value="x")).ok
         server.start()
         await until(lambda: told("healthy", "healthy"))
-    async with opened(home, http) as lock:
-        assert "redis" not in (await Health(lock).ready())[1]
+    async with opened(home, http) as app:
+        assert "redis" not in (await Health(app).ready())[1]
 
 
 async def test_a_redis_that_takes_no_messages_is_degraded(
     home: Path, http: FakeHttpEngine, make_redis: Callable[..., Server]
 ) -> None:
     server = make_redis(*["--user", "default", "on", "nopass", "~*", "&*", "+@all", "-publish"])
-    async with opened(home, http, redis=server.url) as lock:
-        await Policy(lock).forget(None, by=lock.caller)
-        await until(lambda: lock.messages.condition == "degraded")
+    async with opened(home, http, redis=server.url) as app:
+        await Policy(app).forget(None, by=app.caller)
+        await until(lambda: app.messages.condition == "degraded")
 
 
 async def test_the_password_is_a_stored_secret(
     home: Path, http: FakeHttpEngine, make_redis: Callable[..., Server]
 ) -> None:
     server = make_redis("--requirepass", "secret")
-    async with opened(home, http) as lock:
-        await lock.secrets.set("redis", "secret", by="test")
-    async with opened(home, http, redis=server.url, redis_secret="redis") as lock:
-        assert lock.messages.condition == "healthy"
+    async with opened(home, http) as app:
+        await app.secrets.set("redis", "secret", by="test")
+    async with opened(home, http, redis=server.url, redis_secret="redis") as app:
+        assert app.messages.condition == "healthy"
 
 
 @pytest.mark.parametrize(

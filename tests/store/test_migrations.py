@@ -58,17 +58,17 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 async def lived(home: Home) -> None:
     """A store in which something happened."""
     sample.reset()
-    async with Interlock.open(home.path, store=address(home), housekeeping=False) as lock:
-        await lock.add(sample.increment)
-        assert (await lock.call("demo.increment", name="a", key="k")).ok
+    async with Interlock.open(home.path, store=address(home), housekeeping=False) as app:
+        await app.add(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="k")).ok
 
 
 async def goes_on(home: Home) -> None:
     """The program of this release works on the store as it is."""
-    async with Interlock.open(home.path, store=address(home), housekeeping=False) as lock:
-        lock.catalog.attach(sample.increment)
-        assert (await lock.call("demo.increment", name="a", key="k")).replayed
-        assert (await lock.call("demo.increment", name="a", key="another")).ok
+    async with Interlock.open(home.path, store=address(home), housekeeping=False) as app:
+        app.catalog.attach(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="k")).replayed
+        assert (await app.call("demo.increment", name="a", key="another")).ok
     assert verify(home).faults == ()
     assert [one for one in examine(home, machine=False) if one.status == "broken"] == []
 
@@ -273,9 +273,9 @@ async def test_on_a_server_a_node_that_can_work_on_the_new_schema_goes_on(
     home: Home, next_release: Callable[..., Any]
 ) -> None:
     sample.reset()
-    async with Interlock.open(home.path, store=address(home), housekeeping=False) as lock:
-        await lock.add(sample.increment)
-        assert (await lock.call("demo.increment", name="a", key="1")).ok
+    async with Interlock.open(home.path, store=address(home), housekeeping=False) as app:
+        await app.add(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="1")).ok
         with next_release(compatible=NEXT), pytest.raises(Failure, match="1 process runs") as refused:
             migration.up(home)
         assert refused.value.code == "E3804"
@@ -284,11 +284,11 @@ async def test_on_a_server_a_node_that_can_work_on_the_new_schema_goes_on(
             async with Interlock.open(home.path, store=address(home), housekeeping=False):
                 with pytest.raises(Failure, match="1 process runs"):
                     migration.down(home)
-        assert (await lock.call("demo.increment", name="a", key="2")).ok
-        assert (await lock.call("demo.increment", name="a", key="1")).replayed
+        assert (await app.call("demo.increment", name="a", key="2")).ok
+        assert (await app.call("demo.increment", name="a", key="1")).replayed
         with next_release():
             migration.down(home)
-        assert (await lock.call("demo.increment", name="a", key="3")).ok
+        assert (await app.call("demo.increment", name="a", key="3")).ok
 
 
 @pytest.mark.parametrize("home", ["postgres"], indirect=True)

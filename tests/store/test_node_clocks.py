@@ -73,9 +73,9 @@ async def make_place(tmp_path: Path, postgres_server: Server) -> AsyncGenerator[
         homes = tmp_path / "ahead", tmp_path / "behind"
         at_ms = None if at is None else round(at.timestamp() * 1000)
         clock = None if at_ms is None else replace(Clock(), now_ms=lambda: at_ms)
-        async with Interlock.open(homes[0], store=address, clock=clock, housekeeping=False) as lock:
-            await lock.add(sample.increment, sample.send)
-            await lock.journal.append("checkpoint", "old", records.plain("checkpoint", "old", lock.clock.now_ms()))
+        async with Interlock.open(homes[0], store=address, clock=clock, housekeeping=False) as app:
+            await app.add(sample.increment, sample.send)
+            await app.journal.append("checkpoint", "old", records.plain("checkpoint", "old", app.clock.now_ms()))
         shutil.copytree(*homes, ignore=NOT_COPIED)
         return Place(address, homes)
 

@@ -651,9 +651,9 @@ from interlock.core.errors import Failure
 
 async def main() -> None:
     config = CircuitBreakerConfig.model_validate({"timeout_seconds": 3600})
-    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
-        services = lock.gateway.services
-        while lock.messages.condition != "healthy":
+    async with Interlock.open(sys.argv[1], housekeeping=False) as app:
+        services = app.gateway.services
+        while app.messages.condition != "healthy":
             await asyncio.sleep(0.01)
         entries = [services.enter("bank", config) for _ in range(5)]
         print("ready", flush=True)
@@ -676,9 +676,9 @@ async def test_a_breaker_that_three_nodes_open_together_is_told_once_and_stays_o
 ) -> None:
     config = CircuitBreakerConfig.model_validate({})
 
-    async def refused(lock: Interlock) -> bool:
+    async def refused(app: Interlock) -> bool:
         try:
-            lock.gateway.services.enter("bank", config).abandoned()
+            app.gateway.services.enter("bank", config).abandoned()
         except Failure as failure:
             return failure.code == "E3501"
         return False
@@ -707,10 +707,10 @@ async def test_a_breaker_that_opens_at_one_node_is_open_at_three_others(nodes: N
         async def fail(number: int) -> float:
             service = f"shop{number}"
 
-            async def refused(lock: Interlock) -> bool:
-                await lock.journal.changes.caught_up()
+            async def refused(app: Interlock) -> bool:
+                await app.journal.changes.caught_up()
                 try:
-                    lock.gateway.services.enter(service, config).abandoned()
+                    app.gateway.services.enter(service, config).abandoned()
                 except Failure as failure:
                     return failure.code == "E3501"
                 return False

@@ -57,11 +57,11 @@ async def history(home: Path, clock: FakeClock, revision: str) -> None:
         # The sixth schema dropped standing approvals, whose records did not say then what they were bound to.
         await make(home, clock, in_advance=revision >= "0006")
         await live(home, ["fine", "refused", "unclear", "undone", "happened", "large", "charged"], clock)
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
-        lock.catalog.attach(keep)
-        await lock.add(keep)
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
+        app.catalog.attach(keep)
+        await app.add(keep)
         for name in ("small", "large", "later"):
-            assert (await lock.call("old.keep", name=name, key=name, session="s")).ok
+            assert (await app.call("old.keep", name=name, key=name, session="s")).ok
 
 
 def aged(home: Home, revision: str) -> None:
@@ -99,18 +99,18 @@ async def test_a_populated_home_of_an_earlier_schema_goes_on_as_it_was(tmp_path:
     with closing(sqlite3.connect(home.database)) as db:
         assert db.execute("SELECT version_num FROM alembic_version").fetchone() == (revision,)
         records = db.execute("SELECT count(*) FROM journal").fetchone()
-    async with Interlock.open(home.path, clock=clock.clock, housekeeping=False) as lock:
-        lock.catalog.attach(keep)
-        lock.catalog.attach(work)
-        assert lock.journal.reader.all("SELECT version_num FROM alembic_version") == [(REVISIONS[-1],)]
-        assert lock.journal.reader.all("SELECT count(*) FROM journal")[0] >= records
+    async with Interlock.open(home.path, clock=clock.clock, housekeeping=False) as app:
+        app.catalog.attach(keep)
+        app.catalog.attach(work)
+        assert app.journal.reader.all("SELECT version_num FROM alembic_version") == [(REVISIONS[-1],)]
+        assert app.journal.reader.all("SELECT count(*) FROM journal")[0] >= records
         for name in ("small", "large"):
-            again = await lock.call("old.keep", name=name, key=name, session="s")
+            again = await app.call("old.keep", name=name, key=name, session="s")
             assert (again.ok, again.source) == (True, "replay"), again.error
             assert again.value == (name if name == "small" else name * 5000) or again.persistence.ref
-        (call,) = lock.journal.reader.all("SELECT call FROM reservation WHERE key = 'later'")[0]
-        assert (await lock.undo(call, key="u")).ok
-        assert (await lock.call("old.keep", name="new", key="new", session="s")).ok
+        (call,) = app.journal.reader.all("SELECT call FROM reservation WHERE key = 'later'")[0]
+        assert (await app.undo(call, key="u")).ok
+        assert (await app.call("old.keep", name="new", key="new", session="s")).ok
     verdict = verify(home)
     assert verdict.faults == ()
     assert verdict.intact

@@ -244,15 +244,15 @@ async def test_while_another_transaction_holds_the_store_a_write_is_refused_befo
     home: PostgresHome, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample.reset()
-    async with Interlock.open(home.path, store=address, housekeeping=False) as lock:
-        await lock.add(sample.increment)
-        impatient(home, lock.journal, monkeypatch)
+    async with Interlock.open(home.path, store=address, housekeeping=False) as app:
+        await app.add(sample.increment)
+        impatient(home, app.journal, monkeypatch)
         with busy(home):
-            refused = await lock.call("demo.increment", name="a", key="k")
+            refused = await app.call("demo.increment", name="a", key="k")
         assert refused.error is not None
         assert (refused.error.code, refused.error.retryable) == ("E3803", True)
         assert sample.world.runs == 0
-        assert (await lock.call("demo.increment", name="a", key="k")).unwrap() == 1
+        assert (await app.call("demo.increment", name="a", key="k")).unwrap() == 1
     assert verify(home).faults == ()
 
 
@@ -296,7 +296,7 @@ async def test_two_processes_on_one_store_run_a_key_once_and_see_each_others_too
         await one.add(sample.increment)
         async with Interlock.open(tmp_path / "one", store=address) as two:
             two.catalog.attach(sample.increment)
-            calls = [lock.call("demo.increment", name="a", key="k") for lock in (one, two) for _ in range(10)]
+            calls = [app.call("demo.increment", name="a", key="k") for app in (one, two) for _ in range(10)]
             results = await asyncio.gather(*calls)
             assert {result.unwrap() for result in results} == {1}
             assert sample.world.runs == 1
@@ -339,15 +339,15 @@ async def test_calls_wait_for_the_server_on_threads_and_never_on_the_loop(
             on_loop.append(statement)
         return execute(self, statement, *parameters)
 
-    async with Interlock.open(tmp_path / "home", store=address) as lock:
-        await admit(lock, look, keep)
-        await lock.journal.changes.caught_up()
+    async with Interlock.open(tmp_path / "home", store=address) as app:
+        await admit(app, look, keep)
+        await app.journal.changes.caught_up()
         monkeypatch.setattr(Connection, "execute", executed)
         for number in (1, 2):
-            assert (await lock.call("loop.keep", number=number, key=f"k{number}")).unwrap() == number
-            assert (await lock.call("loop.look", number=0)).unwrap() == number
-            assert await lock.replay_session() == {"number": number}
-            await lock.journal.changes.look()
+            assert (await app.call("loop.keep", number=number, key=f"k{number}")).unwrap() == number
+            assert (await app.call("loop.look", number=0)).unwrap() == number
+            assert await app.replay_session() == {"number": number}
+            await app.journal.changes.look()
         monkeypatch.undo()
     assert on_loop == []
 
@@ -405,19 +405,19 @@ async def test_callers_who_find_no_connection_free_are_served_or_told_to_wait(
     run(own, f"CREATE ROLE {role} LOGIN", f"GRANT ALL ON SCHEMA {own.rpartition('%3D')[2]} TO {role}")
     address = own.replace("postgres@", f"{role}@")
 
-    async def read(lock: Interlock) -> str:
+    async def read(app: Interlock) -> str:
         try:
-            await Service(lock).listing.page(Wanted(), by=lock.caller)
+            await Service(app).listing.page(Wanted(), by=app.caller)
         except Failure as failure:
             return f"{failure.code} {failure.retryable}"
         return "read"
 
-    async with Interlock.open(tmp_path / "home", store=address) as lock:
-        await lock.add(sample.increment)
-        assert (await lock.call("demo.increment", name="a", key="first")).ok
+    async with Interlock.open(tmp_path / "home", store=address) as app:
+        await app.add(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="first")).ok
         run(own, f"ALTER ROLE {role} CONNECTION LIMIT {len(backends(address))}")
-        calls = [lock.call("demo.increment", name="a", key=f"k{number % 50}") for number in range(100)]
-        reads = asyncio.gather(*(read(lock) for _ in range(20)))
+        calls = [app.call("demo.increment", name="a", key=f"k{number % 50}") for number in range(100)]
+        reads = asyncio.gather(*(read(app) for _ in range(20)))
         results = await asyncio.gather(*calls)
         assert {*await reads} <= {"E3001 True", "read"}
         with pytest.raises(Failure) as refused:
@@ -427,7 +427,7 @@ async def test_callers_who_find_no_connection_free_are_served_or_told_to_wait(
         assert all(result.ok for result in results)
         assert sample.world.runs == 51
         run(own, f"ALTER ROLE {role} CONNECTION LIMIT -1")
-        assert await read(lock) == "read"
+        assert await read(app) == "read"
     run(own, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
@@ -439,7 +439,7 @@ async def test_two_data_directories_use_one_store_at_the_same_time(tmp_path: Pat
         copied(tmp_path / "one", other)
         async with Interlock.open(other, store=address) as two:
             two.catalog.attach(sample.increment)
-            calls = [lock.call("demo.increment", name="b", key="first") for lock in (one, two) for _ in range(5)]
+            calls = [app.call("demo.increment", name="b", key="first") for app in (one, two) for _ in range(5)]
             assert {result.unwrap() for result in await asyncio.gather(*calls)} == {1}
             assert sample.world.runs == 1
             with pytest.raises(Failure) as refused:
@@ -515,9 +515,9 @@ async def test_a_process_that_was_started_with_other_settings_is_named(
 
 async def test_what_was_changed_in_the_database_shows_when_it_is_verified(home: PostgresHome, address: str) -> None:
     sample.reset()
-    async with Interlock.open(home.path, store=address) as lock:
-        await lock.add(sample.increment)
-        await lock.call("demo.increment", name="a", key="k")
+    async with Interlock.open(home.path, store=address) as app:
+        await app.add(sample.increment)
+        await app.call("demo.increment", name="a", key="k")
     assert verify(home).intact
     run(
         address,
@@ -574,8 +574,8 @@ async def test_a_trigger_or_function_that_was_changed_under_its_name_shows(
 async def test_a_store_that_is_gone_though_the_data_directory_had_one_is_refused(
     home: PostgresHome, postgres_server: Server
 ) -> None:
-    async with Interlock.open(home.path, store=home.address) as lock:
-        await lock.journal.commit(count)
+    async with Interlock.open(home.path, store=home.address) as app:
+        await app.journal.commit(count)
     with pytest.raises(Failure) as refused:
         async with Interlock.open(home.path, store=postgres_server.new_schema()):
             pass
@@ -589,8 +589,8 @@ async def test_an_older_schema_takes_the_migrations_that_it_lacks(home: Postgres
             "DROP FUNCTION interlock_board", "CREATE FUNCTION interlock_alone(text) RETURNS void LANGUAGE sql AS ''",
             "UPDATE alembic_version SET version_num = '0010'")  # fmt: skip
     run(address, *back)
-    async with Interlock.open(home.path, store=address) as lock:
-        assert lock.journal.reader.all("SELECT * FROM surface_tool") == []
+    async with Interlock.open(home.path, store=address) as app:
+        assert app.journal.reader.all("SELECT * FROM surface_tool") == []
     verdict = verify(home)  # the functions are those that a new schema has
     assert verdict.intact, verdict.faults
     run(
@@ -631,12 +631,12 @@ def test_the_command_line_works_on_it(tmp_path: Path, address: str, said_in: str
 async def test_a_lease_that_has_run_out_is_taken_once_the_server_has_been_up_for_as_long(
     home: PostgresHome, address: str
 ) -> None:
-    async with Interlock.open(home.path, store=address) as lock:
+    async with Interlock.open(home.path, store=address) as app:
         run(address, "INSERT INTO instance (id, until_ms, place) VALUES ('dead', 1, 'x'), ('well', 9000000000000, 'x')")
-        while lock.instance.alive("dead"):  # noqa: ASYNC110 - only the server tells
+        while app.instance.alive("dead"):  # noqa: ASYNC110 - only the server tells
             await asyncio.sleep(0.1)
-        assert lock.instance.alive("well")
-        assert not lock.instance.alive("nobody")
+        assert app.instance.alive("well")
+        assert not app.instance.alive("nobody")
 
 
 @pytest.mark.usefixtures("journal")

@@ -52,10 +52,10 @@ def runtime(postgres_server: Server, address: str) -> Iterator[str]:
 
 async def lived(path: Path, store: str, admin: str = "") -> None:
     sample.reset()
-    async with Interlock.open(path, store=store, store_admin=admin, housekeeping=False) as lock:
-        await lock.add(sample.increment)
+    async with Interlock.open(path, store=store, store_admin=admin, housekeeping=False) as app:
+        await app.add(sample.increment)
         for key in "abc":
-            assert (await lock.call("demo.increment", name="a", key=key)).ok
+            assert (await app.call("demo.increment", name="a", key=key)).ok
 
 
 def contents(home: Home) -> copying.Contents:
@@ -83,9 +83,9 @@ async def test_only_the_owner_of_the_tables_removes_records_and_the_rest_verifie
     verdict = verify(process)
     assert verdict.faults == ()
     assert verdict.purged_through == removed[-1].last_seq
-    async with Interlock.open(tmp_path / "home", store=runtime, housekeeping=False) as lock:
-        lock.catalog.attach(sample.increment)
-        assert (await lock.call("demo.increment", name="a", key="a")).replayed
+    async with Interlock.open(tmp_path / "home", store=runtime, housekeeping=False) as app:
+        app.catalog.attach(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="a")).replayed
 
 
 async def test_only_the_owner_of_the_tables_accepts_the_end_of_the_journal(
@@ -135,21 +135,21 @@ MEMORY = "RAISE EXCEPTION 'out of memory' USING ERRCODE = 'out_of_memory'"
 )
 async def test_a_server_without_memory_is_told_and_everything_goes_on_afterwards(tmp_path: Path, address: str) -> None:
     sample.reset()
-    async with Interlock.open(tmp_path / "home", store=address, housekeeping=False) as lock:
-        await lock.add(sample.increment)
+    async with Interlock.open(tmp_path / "home", store=address, housekeeping=False) as app:
+        await app.add(sample.increment)
         with closing(psycopg.connect(address, autocommit=True)) as connection:
             full = f"CREATE FUNCTION full_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {MEMORY}; END $$"
             connection.execute(full.encode())
             connection.execute(b"CREATE TRIGGER full_up BEFORE INSERT ON journal EXECUTE FUNCTION full_up()")
-            refused = await lock.call("demo.increment", name="a", key="k")
+            refused = await app.call("demo.increment", name="a", key="k")
             assert refused.error is not None
             assert (refused.error.code, refused.error.retryable) == ("E3803", True)
             assert sample.world.runs == 0
             with pytest.raises(Failure) as unread:
-                await lock.journal.read(lambda reader: reader.all(f"DO $$ BEGIN {MEMORY}; END $$"))
+                await app.journal.read(lambda reader: reader.all(f"DO $$ BEGIN {MEMORY}; END $$"))
             assert (unread.value.code, unread.value.retryable, unread.value.retry_after_ms) == ("E3001", True, 1000)
             connection.execute(b"DROP TRIGGER full_up ON journal")
-        assert (await lock.call("demo.increment", name="a", key="k")).ok
+        assert (await app.call("demo.increment", name="a", key="k")).ok
         assert sample.world.runs == 1
 
 
@@ -161,13 +161,13 @@ async def test_a_backup_of_a_running_store_is_drilled_and_restored_to_an_empty_d
     await lived(home.path, address)
     (home.path / "settings.toml").write_text(f'store = "{address}"\n')
     begun, done = asyncio.Event(), asyncio.Event()
-    async with Interlock.open(home.path, housekeeping=False) as lock:
-        lock.catalog.attach(sample.increment)
+    async with Interlock.open(home.path, housekeeping=False) as app:
+        app.catalog.attach(sample.increment)
 
         async def work() -> None:
             number = 0
             while not done.is_set():
-                assert (await lock.call("demo.increment", name="b", key=f"meanwhile-{number}")).ok
+                assert (await app.call("demo.increment", name="b", key=f"meanwhile-{number}")).ok
                 number += 1
                 begun.set()
 
@@ -191,10 +191,10 @@ async def test_a_backup_of_a_running_store_is_drilled_and_restored_to_an_empty_d
     assert verdict.intact
     assert not (tmp_path / "restored" / "interlock.db").exists()
     assert contents(target) == contents(Home(backup))
-    async with Interlock.open(tmp_path / "restored", housekeeping=False) as lock:
-        lock.catalog.attach(sample.increment)
-        assert (await lock.call("demo.increment", name="a", key="a")).replayed
-        assert (await lock.call("demo.increment", name="a", key="later")).ok
+    async with Interlock.open(tmp_path / "restored", housekeeping=False) as app:
+        app.catalog.attach(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="a")).replayed
+        assert (await app.call("demo.increment", name="a", key="later")).ok
     assert verify(home_at(tmp_path / "restored")).faults == ()
 
 
@@ -235,9 +235,9 @@ async def test_of_the_servers_on_one_store_one_makes_the_scheduled_backup(tmp_pa
         Interlock.open(path, store=address, backup_to=folder, resume_approved=True)
         for path in (first, tmp_path / "other")
     ]
-    async with opening[0] as lock, opening[1] as other:
+    async with opening[0] as app, opening[1] as other:
         async with asyncio.timeout(300):
-            while not await noted(lock):  # noqa: ASYNC110 - another process may do it
+            while not await noted(app):  # noqa: ASYNC110 - another process may do it
                 await asyncio.sleep(0.02)
         # Nobody makes another one today.
         assert not await other.journal.commit(partial(due, every_ms=86_400_000))
@@ -247,8 +247,8 @@ async def test_of_the_servers_on_one_store_one_makes_the_scheduled_backup(tmp_pa
         assert found.rows["reservation"] == 3
 
 
-async def noted(lock: Interlock) -> bool:
-    return await lock.journal.read(lambda reader: facts.get(reader, "backup_made_ms")) is not None
+async def noted(app: Interlock) -> bool:
+    return await app.journal.read(lambda reader: facts.get(reader, "backup_made_ms")) is not None
 
 
 async def test_a_server_removes_old_records_by_itself_if_it_has_the_role_for_it(
@@ -262,8 +262,8 @@ async def test_a_server_removes_old_records_by_itself_if_it_has_the_role_for_it(
         opening = Interlock.open(
             home.path, store=runtime, store_admin=admin, clock=later, purge_records=True, housekeeping=False
         )
-        async with opening as lock:
-            await lock.maintain()
+        async with opening as app:
+            await app.maintain()
 
     with pytest.raises(Failure, match="may not remove"):
         await maintain("")
@@ -290,15 +290,15 @@ async def test_a_store_comes_back_as_it_was_at_a_moment_from_the_archive_of_its_
         server.run(
             "pg_basebackup", "-h", server.place, "-U", "postgres", "-D", place / "base", "-X", "none", "-c", "fast"
         )
-        async with Interlock.open(home, store=address, housekeeping=False) as lock:
-            lock.catalog.attach(sample.increment)
-            assert (await lock.call("demo.increment", name="a", key="wanted")).ok
+        async with Interlock.open(home, store=address, housekeeping=False) as app:
+            app.catalog.attach(sample.increment)
+            assert (await app.call("demo.increment", name="a", key="wanted")).ok
         shutil.copytree(home, tmp_path / "then", ignore=shutil.ignore_patterns("instances", "*.lock"))
         with server.connect() as connection:
             connection.execute("SELECT pg_create_restore_point('before')")
-        async with Interlock.open(home, store=address, housekeeping=False) as lock:
-            lock.catalog.attach(sample.increment)
-            assert (await lock.call("demo.increment", name="a", key="accident")).ok
+        async with Interlock.open(home, store=address, housekeeping=False) as app:
+            app.catalog.attach(sample.increment)
+            assert (await app.call("demo.increment", name="a", key="accident")).ok
         with server.connect() as connection:
             connection.execute("SELECT pg_switch_wal()")
         server.stop("fast")  # the last file is archived
@@ -310,10 +310,10 @@ async def test_a_store_comes_back_as_it_was_at_a_moment_from_the_archive_of_its_
             async with Interlock.open(home, store=restored.address, housekeeping=False):
                 pass
         assert refused.value.code == "E3804"
-        async with Interlock.open(tmp_path / "then", store=restored.address, housekeeping=False) as lock:
-            lock.catalog.attach(sample.increment)
-            assert (await lock.call("demo.increment", name="a", key="wanted")).replayed
-            assert not (await lock.call("demo.increment", name="a", key="accident")).replayed
+        async with Interlock.open(tmp_path / "then", store=restored.address, housekeeping=False) as app:
+            app.catalog.attach(sample.increment)
+            assert (await app.call("demo.increment", name="a", key="wanted")).replayed
+            assert not (await app.call("demo.increment", name="a", key="accident")).replayed
         assert verify(home_at(tmp_path / "then", restored.address)).faults == ()
     finally:
         for one in (server, restored):

@@ -34,14 +34,14 @@ except ImportError:  # an earlier release
     from interlock.store.home import SCHEMA_HEAD
 
 async def main(home, store, first):
-    async with Interlock.open(home, store=store, housekeeping=False) as lock:
+    async with Interlock.open(home, store=store, housekeeping=False) as app:
         if first:
-            await lock.add(balance, post)
+            await app.add(balance, post)
         for one in (balance, post):
-            lock.catalog.attach(one)
+            app.catalog.attach(one)
         print(SCHEMA_HEAD, flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            result = await lock.call("demo.post", {"account": "cash", "cents": 5}, key=line.strip())
+            result = await app.call("demo.post", {"account": "cash", "cents": 5}, key=line.strip())
             print("replayed" if result.replayed else "done" if result.ok else result.error.code, flush=True)
 
 try:

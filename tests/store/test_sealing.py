@@ -225,14 +225,14 @@ async def test_a_home_opens_while_its_keyring_takes_its_time(tmp_path: Path, rin
     assert not opening.done()
     assert ring.asked == 1
     ring.answers.set()
-    lock = await opening
+    app = await opening
     try:
         asked = ring.asked
-        sealed = lock.box.seal(b"value", **LOCAL)
-        assert lock.box.open(sealed, **LOCAL) == b"value"
+        sealed = app.box.seal(b"value", **LOCAL)
+        assert app.box.open(sealed, **LOCAL) == b"value"
         assert ring.asked == asked
     finally:
-        await lock.close()
+        await app.close()
 
 
 def test_processes_that_start_at_once_share_one_key(tmp_path: Path) -> None:
@@ -263,18 +263,18 @@ def test_importing_and_making_a_box_loads_neither_cryptography_nor_keyring(tmp_p
 
 
 async def test_sealing_again_does_the_same_each_time_it_runs_though_the_key_changes_between(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
         box = Box(Home(tmp_path / "home").keys)
         before = box.seal(b"{}", purpose="session", about="00")
-        await lock.journal.commit(lambda tx: tx.execute("INSERT INTO session VALUES (x'00', 1, ?)", (before,)).rowcount)
+        await app.journal.commit(lambda tx: tx.execute("INSERT INTO session VALUES (x'00', 1, ?)", (before,)).rowcount)
         place = next(one for one in LASTING if one.table == "session")
         unit = seal_again(box, place, place.before)
         for _ in range(2):
-            assert await lock.journal.commit(unit) == b"\x00"
-            assert lock.journal.reader.all("SELECT state FROM session") == [(before,)]
+            assert await app.journal.commit(unit) == b"\x00"
+            assert app.journal.reader.all("SELECT state FROM session") == [(before,)]
             box.rotate()
-        assert await lock.journal.commit(seal_again(box, place, place.before)) == b"\x00"
-        ((after,),) = lock.journal.reader.all("SELECT state FROM session")
+        assert await app.journal.commit(seal_again(box, place, place.before)) == b"\x00"
+        ((after,),) = app.journal.reader.all("SELECT state FROM session")
     assert key_id_of(after) == box.current
     assert box.open(after, purpose="session", about="00") == b"{}"
 

@@ -49,8 +49,8 @@ def test_the_migrations_make_exactly_the_tables_the_program_declares(tmp_path: P
     assert _shape(tmp_path / "migrated.db") == _shape(tmp_path / "declared.db")
 
 
-async def test_in_durable_mode_a_read_is_on_disk_before_its_answer(lock: Interlock, home: Path) -> None:
-    result = await lock.call("demo.add", a=1, b=2)
+async def test_in_durable_mode_a_read_is_on_disk_before_its_answer(app: Interlock, home: Path) -> None:
+    result = await app.call("demo.add", a=1, b=2)
     other = sqlite3.connect(home / "interlock.db")
     assert other.execute("SELECT COUNT(*) FROM journal WHERE call = ?", (result.invocation_id,)).fetchone() == (1,)
     other.close()
@@ -79,11 +79,11 @@ async def test_in_batched_mode_reads_answer_first_and_writes_do_not(home: Path) 
         other.close()
 
 
-async def test_housekeeping_lets_go_of_what_has_expired(lock: Interlock) -> None:
-    await lock.call("demo.increment", name="a", key="k")
-    await lock.journal.commit(lambda tx: tx.execute("UPDATE reservation SET expires_ms = 0") and None)
-    await lock.maintain()
-    assert lock.journal.reader.all("SELECT COUNT(*) FROM reservation")[0][0] == 0
+async def test_housekeeping_lets_go_of_what_has_expired(app: Interlock) -> None:
+    await app.call("demo.increment", name="a", key="k")
+    await app.journal.commit(lambda tx: tx.execute("UPDATE reservation SET expires_ms = 0") and None)
+    await app.maintain()
+    assert app.journal.reader.all("SELECT COUNT(*) FROM reservation")[0][0] == 0
 
 
 async def test_list_settings_can_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,11 +102,11 @@ async def test_the_strict_setting_redacts_what_merely_looks_like_a_number_or_add
         """Say a text again."""
         return text
 
-    async with Interlock.open(tmp_path, housekeeping=False, strict_redaction=strict) as lock:
-        await lock.journal.commit(publish(repeat))
-        lock.catalog.attach(repeat)
+    async with Interlock.open(tmp_path, housekeeping=False, strict_redaction=strict) as app:
+        await app.journal.commit(publish(repeat))
+        app.catalog.attach(repeat)
         said = [
-            (await lock.call("note.repeat", {"text": text})).unwrap()
+            (await app.call("note.repeat", {"text": text})).unwrap()
             for text in ("5551234567", "1234567812345678", "300.1.1.999")
         ]
     strictly = ["[PHONE_REDACTED]", "[CREDIT_CARD_REDACTED]", "[IP_ADDRESS_REDACTED]"]
@@ -126,12 +126,12 @@ async def test_patterns_and_names_of_the_settings_are_redacted_in_results_and_re
         """Say a text again, beside a badge."""
         return {"said": text, "badge": "blue"}
 
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await lock.journal.commit(publish(repeat))
-        lock.catalog.attach(repeat)
-        said = (await lock.call("note.repeat", {"text": "EMP-77 opened CASE/XY"})).unwrap()
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await app.journal.commit(publish(repeat))
+        app.catalog.attach(repeat)
+        said = (await app.call("note.repeat", {"text": "EMP-77 opened CASE/XY"})).unwrap()
         assert said == {"said": "[STAFF_REDACTED] opened [CASE]", "badge": "[REDACTED]"}
-        bodies = b"".join(bytes(body) for (body,) in lock.journal.reader.all("SELECT body FROM journal"))
+        bodies = b"".join(bytes(body) for (body,) in app.journal.reader.all("SELECT body FROM journal"))
         assert b"EMP-77" not in bodies
         assert b"CASE/XY" not in bodies
         assert b"blue" not in bodies
@@ -150,14 +150,14 @@ async def test_a_pattern_that_cannot_be_used_is_refused_with_its_place(tmp_path:
     assert "settings.toml, line 3" in caught.value.message
 
 
-async def test_a_failure_of_the_database_says_what_was_tried(lock: Interlock) -> None:
+async def test_a_failure_of_the_database_says_what_was_tried(app: Interlock) -> None:
     bad, words = "SELECT nonsense FROM journal", "no such column: nonsense"
     with pytest.raises(Failure) as read:
-        lock.journal.reader.one(bad)
+        app.journal.reader.one(bad)
     with pytest.raises(Failure) as apart:
-        await lock.readers.read(lambda reader: reader.one(bad))
+        await app.readers.read(lambda reader: reader.one(bad))
     with pytest.raises(Failure) as written:
-        await lock.journal.commit(lambda transaction: transaction.one(bad))
+        await app.journal.commit(lambda transaction: transaction.one(bad))
     told = [(one.value.code, one.value.message) for one in (read, apart, written)]
     assert told == [
         ("E3801", f"the journal cannot be read: {words}"),

@@ -154,14 +154,14 @@ TOOLS = (
 OVERLAPPING = ("safe", "outside_isolated", "write_isolated")
 
 
-async def prepare(lock: Interlock) -> None:
+async def prepare(app: Interlock) -> None:
     running.clear()
     overlaps.clear()
     gates.clear()
     judged.clear()
     for one in TOOLS:
-        await lock.journal.commit(publish(one))
-        lock.catalog.attach(one)
+        await app.journal.commit(publish(one))
+        app.catalog.attach(one)
 
 
 async def release(numbers: list[int], until: Callable[[], bool]) -> None:
@@ -181,7 +181,7 @@ async def others_would_have_begun() -> None:
         await asyncio.to_thread(int)
 
 
-def shift(lock: Interlock, by: int) -> list[int]:
+def shift(app: Interlock, by: int) -> list[int]:
     """Have a hook add to every number. Returns the numbers that it was given."""
     seen: list[int] = []
 
@@ -189,5 +189,5 @@ def shift(lock: Interlock, by: int) -> list[int]:
         seen.append(one.input["number"])
         return HookResult(updated_input={"number": one.input["number"] + by})
 
-    lock.hook(Hook(id="adds", when="pre", tools="b.depends", run=add))
+    app.hook(Hook(id="adds", when="pre", tools="b.depends", run=add))
     return seen

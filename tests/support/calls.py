@@ -42,18 +42,18 @@ def write(
     return made
 
 
-async def admit(lock: Interlock, *tools: Tool[..., Any]) -> None:
+async def admit(app: Interlock, *tools: Tool[..., Any]) -> None:
     for one in tools:
-        await lock.journal.commit(publish(one))
-        lock.catalog.attach(one)
-    await lock.journal.changes.look()
+        await app.journal.commit(publish(one))
+        app.catalog.attach(one)
+    await app.journal.changes.look()
 
 
 async def prepare(home: Path, *tools: Tool[..., Any]) -> None:
     """Make a data directory in which tools are admitted."""
-    async with Interlock.open(home) as lock:
+    async with Interlock.open(home) as app:
         for one in tools:
-            await lock.journal.commit(publish(one))
+            await app.journal.commit(publish(one))
 
 
 async def turn() -> None:
@@ -74,10 +74,10 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0 if asked < 100 else 0.001)
 
 
-async def use_policy(lock: Interlock, text: str) -> None:
+async def use_policy(app: Interlock, text: str) -> None:
     """Write a policy, and wait until it is in force: the file is looked at every so often."""
-    lock.policy.path.write_text(text)
-    await until(lambda: lock.policy.rules.text == text)
+    app.policy.path.write_text(text)
+    await until(lambda: app.policy.rules.text == text)
 
 
 def code(result: Result) -> str | None:
@@ -87,8 +87,8 @@ def code(result: Result) -> str | None:
 SIX = ["request", "validate", "authorize", "execute", "verify", "return"]
 
 
-def records(lock: Interlock, call: str | None = None, kind: str = "closed") -> list[dict[str, Any]]:
-    rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
+def records(app: Interlock, call: str | None = None, kind: str = "closed") -> list[dict[str, Any]]:
+    rows = app.journal.reader.all("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
     found = [orjson.loads(row[0]) for row in rows]
     return [record for record in found if call is None or record["call"] == call]
 
@@ -118,8 +118,8 @@ def slow_write(entered: threading.Event, *, restart_safe: bool) -> Tool[..., Any
     return write(pay, restart_safe=restart_safe)
 
 
-async def lateness(lock: Interlock, result: Result) -> None:
+async def lateness(app: Interlock, result: Result) -> None:
     """Wait until the true outcome of a call that was cut off is on record."""
     async with asyncio.timeout(10):
-        while not records(lock, result.invocation_id, kind="late"):  # noqa: ASYNC110 - nothing tells of it
+        while not records(app, result.invocation_id, kind="late"):  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)

@@ -50,14 +50,14 @@ async def _(entry: dict[str, Any]) -> None:
 
 async def make_home(path: Path) -> Home:
     """A home with reads, writes, replays and failures, anchored in several places, all in one moment."""
-    async with Interlock.open(path, clock=FakeClock().clock) as lock:
-        await lock.add(echo, post)
+    async with Interlock.open(path, clock=FakeClock().clock) as app:
+        await app.add(echo, post)
         for number in range(4):
-            await lock.call("demo.echo", account=f"a{number}")
-            await lock.call("demo.post", account="cash", cents=number, key=f"k{number}")
-            await lock.call("demo.post", account="cash", cents=number, key=f"k{number}")
-            lock.journal.anchor()
-        await lock.call("demo.nobody")
+            await app.call("demo.echo", account=f"a{number}")
+            await app.call("demo.post", account="cash", cents=number, key=f"k{number}")
+            await app.call("demo.post", account="cash", cents=number, key=f"k{number}")
+            app.journal.anchor()
+        await app.call("demo.nobody")
     return home_at(path)
 
 

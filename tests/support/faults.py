@@ -92,12 +92,12 @@ def failing(*_: Any, **__: Any) -> Any:
 
 def log_each_in_full(wires: Wires) -> None:
     """Lift the limit of one traceback per kind and minute: here the same fault comes through every door."""
-    wires.lock.gateway.failure_log._seldom = Seldom(0.0, time.monotonic)  # pyright: ignore[reportPrivateUsage]
+    wires.app.gateway.failure_log._seldom = Seldom(0.0, time.monotonic)  # pyright: ignore[reportPrivateUsage]
 
 
 def logged(wires: Wires, caplog: pytest.LogCaptureFixture, trace_id: str) -> str:
     """What the log says under a trace: what happened and where, without the secret."""
-    form = JsonLines(lambda text: safe_log(wires.lock.redactor, text))
+    form = JsonLines(lambda text: safe_log(wires.app.redactor, text))
     found = [record for record in caplog.records if getattr(record, "trace_id", None) == trace_id]
     lines = "\n".join(form.format(record) for record in found if record.levelno >= logging.WARNING)
     assert SECRET not in lines
@@ -111,8 +111,8 @@ GRANT: Json = {"tool": "demo.add", "caller": "local:x", "arguments": {"a": "1"},
 BEHIND: dict[str, tuple[Callable[[Wires], list[tuple[Any, str]]], list[tuple[str, str, Json | None]], list[str]]] = {
     "approvals": (
         lambda w: [
-            *((w.lock.approvals, name) for name in ("list", "show", "approve", "deny")),
-            *((w.lock.standing_approvals, name) for name in ("list", "grant", "revoke")),
+            *((w.app.approvals, name) for name in ("list", "show", "approve", "deny")),
+            *((w.app.standing_approvals, name) for name in ("list", "grant", "revoke")),
         ],
         [
             ("GET", "/v1/approvals", None), ("GET", TICKET, None), ("POST", f"{TICKET}/approve", {}),
@@ -132,7 +132,7 @@ BEHIND: dict[str, tuple[Callable[[Wires], list[tuple[Any, str]]], list[tuple[str
         [],
     ),
     "the journal's readers": (
-        lambda w: [(w.lock.readers, "read"), (w.lock.readers, "run"), (w.service.audit, "begin_export")],
+        lambda w: [(w.app.readers, "read"), (w.app.readers, "run"), (w.service.audit, "begin_export")],
         [
             ("GET", "/v1/audit/records", None), ("GET", "/v1/audit/verify", None), ("GET", "/v1/audit/export", None),
             ("GET", "/v1/calls", None),

@@ -123,7 +123,7 @@ TOOLS = (waits, left, stubborn, counts, talks, writes_much, fails, vault)
 class World:
     """A server, a client of it, and a token."""
 
-    lock: Interlock
+    app: Interlock
     door: GrpcDoor
     port: int
     channel: grpc.aio.Channel
@@ -150,35 +150,35 @@ class World:
         return stream
 
     def closed(self) -> list[dict[str, Any]]:
-        return records(self.lock)
+        return records(self.app)
 
 
 @asynccontextmanager
-async def served(lock: Interlock, **options: Any) -> AsyncGenerator[World]:
+async def served(app: Interlock, **options: Any) -> AsyncGenerator[World]:
     """The door over a home in which the tools of these tests are admitted and an agent holds a token."""
     stage.__init__()
     for one in (sample.add, sample.echo, sample.increment, sample.send):
-        lock.catalog.attach(one)
-    await admit(lock, *TOOLS)
-    lock.issuer_keys.init("EdDSA")
-    await lock.identities.register(Identity(did=USER, kind="human"), by="test")
-    await lock.identities.register(Identity(did=AGENT, trust=90), by="test")
-    token = await lock.tokens.issue(subject=AGENT, user=USER, by=OPERATOR, ttl_s=3600)
-    service = Service(lock)
+        app.catalog.attach(one)
+    await admit(app, *TOOLS)
+    app.issuer_keys.init("EdDSA")
+    await app.identities.register(Identity(did=USER, kind="human"), by="test")
+    await app.identities.register(Identity(did=AGENT, trust=90), by="test")
+    token = await app.tokens.issue(subject=AGENT, user=USER, by=OPERATOR, ttl_s=3600)
+    service = Service(app)
     given: dict[str, Any] = {"address": "127.0.0.1:0", "drain_s": 0.0} | options
     door = GrpcDoor(service, **given)
     port = await door.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield World(lock, door, port, channel, GatewayStub(channel), token)
+            yield World(app, door, port, channel, GatewayStub(channel), token)
     finally:
         await door.stop()
         await service.close()
 
 
 @pytest_asyncio.fixture
-async def world(lock: Interlock) -> AsyncGenerator[World]:
-    async with served(lock) as made:
+async def world(app: Interlock) -> AsyncGenerator[World]:
+    async with served(app) as made:
         yield made
 
 

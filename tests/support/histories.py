@@ -34,27 +34,27 @@ class World:
 
 async def make(path: Path, clock: FakeClock, *, in_advance: bool = True) -> World:
     """Live a history; `in_advance` says whether a standing approval is part of it."""
-    async with opened(path, clock) as lock:
-        await lock.identities.register(Identity(did=AGENT, name="bot", trust=10, groups=frozenset({"staff"})), by="ann")
-        await lock.identities.update(Identity(did=AGENT, name="bot", trust=20, groups=frozenset({"b", "a"})), by="ann")
-        await lock.identities.register(Identity(did=USER, kind="human", name="u"), by="ann")
-        await lock.identities.revoke(USER, reason="left", by="ann")
-        await lock.tokens.rotate_key("EdDSA", by=ROOT, first=True)
-        await lock.tokens.revoke(await lock.tokens.issue(subject=AGENT, by=ROOT), reason="lost", by=ROOT)
-        await lock.tokens.revoke("did:web:elsewhere.example", reason="not one of ours", by=ROOT, unseen=True)
-        tickets = [await ask(lock, to=f"t{number}", key=f"k{number}") for number in range(4)]
-        await lock.approvals.approve(tickets[1], by=BEN)
-        await lock.approvals.deny(tickets[2], by=BEN, comment="no")
-        await lock.approvals.approve(tickets[3], by=BEN, edit={"to": "t9"})
-        assert (await lock.approved_calls.resume(tickets[3])).ok
+    async with opened(path, clock) as app:
+        await app.identities.register(Identity(did=AGENT, name="bot", trust=10, groups=frozenset({"staff"})), by="ann")
+        await app.identities.update(Identity(did=AGENT, name="bot", trust=20, groups=frozenset({"b", "a"})), by="ann")
+        await app.identities.register(Identity(did=USER, kind="human", name="u"), by="ann")
+        await app.identities.revoke(USER, reason="left", by="ann")
+        await app.tokens.rotate_key("EdDSA", by=ROOT, first=True)
+        await app.tokens.revoke(await app.tokens.issue(subject=AGENT, by=ROOT), reason="lost", by=ROOT)
+        await app.tokens.revoke("did:web:elsewhere.example", reason="not one of ours", by=ROOT, unseen=True)
+        tickets = [await ask(app, to=f"t{number}", key=f"k{number}") for number in range(4)]
+        await app.approvals.approve(tickets[1], by=BEN)
+        await app.approvals.deny(tickets[2], by=BEN, comment="no")
+        await app.approvals.approve(tickets[3], by=BEN, edit={"to": "t9"})
+        assert (await app.approved_calls.resume(tickets[3])).ok
         standing = ""
         if in_advance:
-            given = await lock.standing_approvals.grant(
+            given = await app.standing_approvals.grant(
                 "demo.mail", by=BEN, caller=ANN, arguments={"to": "team-*", "note": "*"}, uses=3,
                 expires_ms=clock.now_ms + 60_000,
             )  # fmt: skip
             standing = given.id
-            assert (await lock.call("demo.mail", to="team-a", key="s")).ok
+            assert (await app.call("demo.mail", to="team-a", key="s")).ok
     waiting, approved, denied, used = tickets
     return World(home_at(path), waiting, approved, denied, used, standing)
 
@@ -96,25 +96,25 @@ async def _(name: str) -> None:
 
 async def live(path: Path, acts: list[str], clock: FakeClock) -> None:
     """An honest history, each act with a key of its own."""
-    async with Interlock.open(path, clock=clock.clock, budgets=BUDGETS, housekeeping=False) as lock:
-        lock.catalog.attach(work)
-        await lock.add(work)
+    async with Interlock.open(path, clock=clock.clock, budgets=BUDGETS, housekeeping=False) as app:
+        app.catalog.attach(work)
+        await app.add(work)
         for number, act in enumerate(acts):
             name = f"{act}-{number}"
             if act == "passing":
                 clock.advance(40 * DAY_S)
-                await lock.maintain()
+                await app.maintain()
                 continue
             if act == "charged":
-                await lock.charge(f"task-{number}", part="retrieval", amount=0.5, key=name)
+                await app.charge(f"task-{number}", part="retrieval", amount=0.5, key=name)
                 continue
             how = {"undone": "fine", "happened": "unclear", "never": "unclear"}.get(act, act)
-            result = await lock.call("out.work", name=name, how=how, key=name, session=f"s{number % 2}")
+            result = await app.call("out.work", name=name, how=how, key=name, session=f"s{number % 2}")
             if act == "undone":
-                assert (await lock.undo(result.invocation_id, key=f"undo-{name}")).ok
+                assert (await app.undo(result.invocation_id, key=f"undo-{name}")).ok
             elif act in ("happened", "never"):
-                seal = lock.gateway.storage.outcomes.seal
+                seal = app.gateway.storage.outcomes.seal
                 await reconcile.reconcile(
-                    lock.journal, lock.caller, result.invocation_id, seal=seal, happened=act == "happened"
+                    app.journal, app.caller, result.invocation_id, seal=seal, happened=act == "happened"
                 )
             assert verify(home_at(path)).faults == ()

@@ -134,11 +134,11 @@ class Place(Ways):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.events: list[Event] = []
-        self.lock.listen(self.events.append)
+        self.app.listen(self.events.append)
 
     def records(self, *kinds: str) -> list[Json]:
         marks = ", ".join("?" * len(kinds))
-        rows = self.lock.journal.reader.all(f"SELECT body FROM journal WHERE kind IN ({marks}) ORDER BY seq", kinds)
+        rows = self.app.journal.reader.all(f"SELECT body FROM journal WHERE kind IN ({marks}) ORDER BY seq", kinds)
         return [orjson.loads(body) for (body,) in rows]
 
     def invocation(self, call: str) -> Json:
@@ -147,7 +147,7 @@ class Place(Ways):
         return found
 
     async def last(self, *kinds: str) -> Json:
-        await self.lock.journal.commit(lambda _: None)
+        await self.app.journal.commit(lambda _: None)
         return self.records(*(kinds or ("closed", "pending")))[-1]
 
     def heard(self, call_id: str) -> list[str]:
@@ -155,7 +155,7 @@ class Place(Ways):
         return [event.type for event in self.events if event.invocation_id == call_id]
 
     async def caller(self) -> Caller:
-        return await self.lock.caller_of(self.token("full"))
+        return await self.app.caller_of(self.token("full"))
 
     async def _mcp(self, wish: Wish, door: str) -> Told:
         """Without the SDK's client where one request is all there is to it."""
@@ -186,9 +186,9 @@ class Place(Ways):
     async def cancel(self, door: str, call_id: str) -> str:
         bearer = self.bearer()
         if door == "library":
-            if await self.lock.approvals.withdraw(call_id, by=await self.caller()):
+            if await self.app.approvals.withdraw(call_id, by=await self.caller()):
                 return "canceled"
-            return await self.lock.cancel(call_id)
+            return await self.app.cancel(call_id)
         if door == "rest":
             answer: Json = (await self.http.post(f"/v1/calls/{call_id}/cancel", headers=bearer)).json()
             return answer["outcome"]
@@ -204,7 +204,7 @@ class Place(Ways):
         """The pending envelope as it comes through a door."""
         bearer = self.bearer(wish.token)
         if door == "library":
-            result = await self.lock.call(wish.tool, wish.arguments, key=wish.key, token=self.token("full"))
+            result = await self.app.call(wish.tool, wish.arguments, key=wish.key, token=self.token("full"))
             assert not result.document()["is_error"]
             return result.document()["pending"]
         if door == "rest":
@@ -274,17 +274,15 @@ def _code(envelope: Any) -> str | None:
 async def opened(home: Path, **settings: Any) -> AsyncGenerator[Place]:
     stage.__init__()
     given: Json = {"housekeeping": False, "trace_ratio": 1.0, "channels": CHANNELS, **settings}
-    async with Interlock.open(home, **given) as lock:
+    async with Interlock.open(home, **given) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
-        await admit(lock, *LIFE, cell.double, cell.lingers)
+            app.catalog.attach(one)
+        await admit(app, *LIFE, cell.double, cell.lingers)
         for name, pem in _issuer_keys("RS256").items():
-            (lock.home.keys / "issuer").mkdir(exist_ok=True)
-            (lock.home.keys / "issuer" / name).touch(mode=0o600)
-            (lock.home.keys / "issuer" / name).write_bytes(pem)
-        await register_people(lock)
-        token = await lock.tokens.issue(
-            subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant("*")], by=lock.caller
-        )
-        async with served(lock, {"full": token}, Place) as place:
+            (app.home.keys / "issuer").mkdir(exist_ok=True)
+            (app.home.keys / "issuer" / name).touch(mode=0o600)
+            (app.home.keys / "issuer" / name).write_bytes(pem)
+        await register_people(app)
+        token = await app.tokens.issue(subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant("*")], by=app.caller)
+        async with served(app, {"full": token}, Place) as place:
             yield place

@@ -77,15 +77,15 @@ OWN = (count, point, long_text, broken)
 class World:
     """A server on a port of its own, and tokens for it."""
 
-    def __init__(self, lock: Interlock, home: Path, door: McpDoor, port: int) -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, home: Path, door: McpDoor, port: int) -> None:
+        self.app = app
         self.home = home
         self.door = door
         self.base = f"http://127.0.0.1:{port}"
         self.url = f"{self.base}/mcp"
 
     async def token(self, tools: Sequence[str] = ("*",), subject: str = AGENT) -> str:
-        return await self.lock.tokens.issue(subject=subject, by=OPERATOR, tools=[ToolGrant(one) for one in tools])
+        return await self.app.tokens.issue(subject=subject, by=OPERATOR, tools=[ToolGrant(one) for one in tools])
 
     @asynccontextmanager
     async def client(self, mode: str, token: str | None = None, **options: Any) -> AsyncGenerator[Client]:
@@ -97,15 +97,15 @@ class World:
             yield await stack.enter_async_context(client)
 
 
-async def prepare(lock: Interlock) -> None:
+async def prepare(app: Interlock) -> None:
     """Put the tools of this file and two agents into a home."""
     for one in OWN:
-        await lock.journal.commit(publish(one))
+        await app.journal.commit(publish(one))
     for one in (*TOOLS, *OWN):
-        lock.catalog.attach(one)
+        app.catalog.attach(one)
     for did in (AGENT, OTHER):
-        await lock.identities.register(Identity(did=did, trust=90), by="test")
-    lock.issuer_keys.init("EdDSA")
+        await app.identities.register(Identity(did=did, trust=90), by="test")
+    app.issuer_keys.init("EdDSA")
 
 
 @asynccontextmanager
@@ -125,11 +125,11 @@ async def serving(app: Any) -> AsyncGenerator[int]:
 
 @pytest_asyncio.fixture
 async def world(home: Path) -> AsyncGenerator[World]:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await prepare(lock)
-        door = McpDoor(Service(lock))
+    async with Interlock.open(home, housekeeping=False) as app:
+        await prepare(app)
+        door = McpDoor(Service(app))
         async with door.lifespan(), serving(door) as port:
-            yield World(lock, home, door, port)
+            yield World(app, home, door, port)
 
 
 def text(result: Any) -> str:
@@ -149,9 +149,9 @@ from interlock.api.service import Service
 from tests.sample import add
 
 async def main() -> None:
-    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
-        lock.catalog.attach(add)
-        await McpDoor(Service(lock)).run_stdio(*sys.argv[2:])
+    async with Interlock.open(sys.argv[1], housekeeping=False) as app:
+        app.catalog.attach(add)
+        await McpDoor(Service(app)).run_stdio(*sys.argv[2:])
 
 asyncio.run(main())
 """

@@ -24,5 +24,5 @@ def of(samples: Samples, name: str, **labels: str) -> float:
     return samples[name][frozenset(labels.items())]
 
 
-async def render(lock: Interlock) -> Samples:
-    return scraped(await lock.gateway.telemetry.metrics.render())
+async def render(app: Interlock) -> Samples:
+    return scraped(await app.gateway.telemetry.metrics.render())

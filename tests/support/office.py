@@ -39,10 +39,10 @@ TOOLS = [
 
 @asynccontextmanager
 async def opened(home: Path, **settings: Any) -> AsyncGenerator[Interlock]:
-    async with Interlock.open(home, housekeeping=False, **settings) as lock:
-        await admit(lock, *TOOLS)
-        await lock.catalog.forget()
-        yield lock
+    async with Interlock.open(home, housekeeping=False, **settings) as app:
+        await admit(app, *TOOLS)
+        await app.catalog.forget()
+        yield app
 
 
 REG_14 = (

@@ -65,21 +65,21 @@ async def fail(text: sample.Text) -> str:
 
 @asynccontextmanager
 async def opened(home: Path) -> AsyncGenerator[Ways]:
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
-        await admit(lock, dawdle, strand, fail, artifact_tools.leave)
-        if not lock.issuer_keys.all():
-            lock.issuer_keys.init("EdDSA")
-            await register_people(lock)
+            app.catalog.attach(one)
+        await admit(app, dawdle, strand, fail, artifact_tools.leave)
+        if not app.issuer_keys.all():
+            app.issuer_keys.init("EdDSA")
+            await register_people(app)
         narrow = {"full": "*", "narrow": "demo.echo"}
         tokens = {
-            name: await lock.tokens.issue(
-                subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant(tools)], by=lock.caller
+            name: await app.tokens.issue(
+                subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant(tools)], by=app.caller
             )
             for name, tools in narrow.items()
         }
-        async with served(lock, tokens) as ways:
+        async with served(app, tokens) as ways:
             yield ways
 
 
@@ -95,12 +95,12 @@ def comparable(record: Json) -> Json:
     return kept
 
 
-async def counts(lock: Interlock) -> Counter[str]:
+async def counts(app: Interlock) -> Counter[str]:
     """All metrics that count something, by their names and labels.
 
     How long calls took and how much of its limits the server uses differs from one call to the next.
     """
-    lines = (await lock.gateway.telemetry.metrics.render()).decode().splitlines()
+    lines = (await app.gateway.telemetry.metrics.render()).decode().splitlines()
     samples = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
     timed = re.compile(r"^(\w+(_bucket|_sum|_rate)|interlock_limit_used)\b")
     return Counter({name: float(value) for name, value in samples if not timed.match(name)})  # pyright: ignore[reportArgumentType] - costs are fractions
@@ -126,14 +126,14 @@ async def through_all(
     counted: list[Counter[str]] = []
     for door in DOORS:
         events: list[Event] = []
-        (before,) = ways.lock.journal.reader.all("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
-        stop = ways.lock.listen(events.append)
-        so_far = await counts(ways.lock)
+        (before,) = ways.app.journal.reader.all("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
+        stop = ways.app.listen(events.append)
+        so_far = await counts(ways.app)
         told[door] = await ways.ways[door](wish(door))
         stop()
-        counted.append(await counts(ways.lock) - so_far)
-        await ways.lock.journal.commit(lambda _: None)
-        rows = ways.lock.journal.reader.all(
+        counted.append(await counts(ways.app) - so_far)
+        await ways.app.journal.commit(lambda _: None)
+        rows = ways.app.journal.reader.all(
             "SELECT body FROM journal WHERE seq > ? AND kind IN ('closed', 'pending') ORDER BY seq", (before,)
         )
         records: list[Json] = [orjson.loads(body) for (body,) in rows]

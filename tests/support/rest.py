@@ -104,19 +104,19 @@ def broken(text: sample.Text) -> str:
 class World:
     """A served home, and whoever calls on it."""
 
-    lock: Interlock
+    app: Interlock
     service: Service
     client: httpx.AsyncClient
     clock: FakeClock
     tokens: dict[str, str] = field(default_factory=dict[str, str])
 
     async def identity(self, name: str, kind: Any, **facts: Any) -> Identity:
-        return await self.lock.identities.register(Identity(did=did(name), name=name, kind=kind, **facts), by="test")
+        return await self.app.identities.register(Identity(did=did(name), name=name, kind=kind, **facts), by="test")
 
     async def token(self, name: str, *, user: str | None = None, tools: tuple[str, ...] = ("*",), **given: Any) -> str:
         grants = [ToolGrant(*one.split("@")) if "@" in one else ToolGrant(one) for one in tools]
         behalf = None if user is None else did(user)
-        return await self.lock.tokens.issue(subject=did(name), user=behalf, tools=grants, by=self.lock.caller, **given)
+        return await self.app.tokens.issue(subject=did(name), user=behalf, tools=grants, by=self.app.caller, **given)
 
     async def ask(self, method: str, path: str, by: str | None = "scout", **options: Any) -> httpx.Response:
         headers: Json = dict(options.pop("headers", {}))
@@ -134,7 +134,7 @@ class World:
         return await self.post("/v1/tools/invoke", {"tool_id": tool_id, "parameters": parameters, **more}, by)
 
     def records(self, kind: str) -> list[Json]:
-        rows = self.lock.journal.reader.all("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
+        rows = self.app.journal.reader.all("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
         return [orjson.loads(body) for (body,) in rows]
 
 
@@ -142,15 +142,15 @@ class World:
 async def serving(home: Path) -> AsyncGenerator[World]:
     """The application over a home, with an operator, two people and an agent that acts for one of them."""
     clock = FakeClock()
-    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
-        await admit(lock, stepwise, wordy, broken)
-        lock.issuer_keys.init("EdDSA")
-        service = Service(lock)
+            app.catalog.attach(one)
+        await admit(app, stepwise, wordy, broken)
+        app.issuer_keys.init("EdDSA")
+        service = Service(app)
         transport = httpx.ASGITransport(rest_app(service), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://interlock") as client:
-            world = World(lock, service, client, clock)
+            world = World(app, service, client, clock)
             await world.identity("alice", "human")
             await world.identity("boss", "human", groups=frozenset({"approvers"}))
             await world.identity("root", "human")

@@ -34,16 +34,16 @@ class Time:
 async def make_home(path: Path, *, start_ms: int = ms(2020), reads: int = 3) -> Home:
     """A home whose records are a day apart: two registrations, reads, a write (three records), a read."""
     time = Time(start_ms)
-    async with Interlock.open(path, clock=time.clock) as lock:
-        await lock.add(echo, post)
+    async with Interlock.open(path, clock=time.clock) as app:
+        await app.add(echo, post)
         for number in range(reads):
             time.now_ms += DAY_MS
-            await lock.call("demo.echo", account=f"a{number}")
+            await app.call("demo.echo", account=f"a{number}")
         time.now_ms += DAY_MS
-        await lock.call("demo.post", account="cash", cents=1, key="k")
+        await app.call("demo.post", account="cash", cents=1, key="k")
         time.now_ms += DAY_MS
-        await lock.call("demo.echo", account="last")
-        await lock.journal.drain()
+        await app.call("demo.echo", account="last")
+        await app.journal.drain()
     return home_at(path)
 
 

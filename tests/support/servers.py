@@ -34,8 +34,8 @@ class Peer(NamedTuple):
 class Place:
     """A server on a free port, and a token for it."""
 
-    def __init__(self, lock: Interlock, server: Server, token: str, scheme: str = "http") -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, server: Server, token: str, scheme: str = "http") -> None:
+        self.app = app
         self.server = server
         self.bearer = {"authorization": f"Bearer {token}"}
         self._opened: list[asyncio.StreamWriter] = []
@@ -58,15 +58,15 @@ class Place:
 @asynccontextmanager
 async def place(home: Path, listening: Listening = LOOPBACK, **settings: Any) -> AsyncGenerator[Place]:
     """Serve a data directory with the sample tools."""
-    async with Interlock.open(home, housekeeping=False, **settings) as lock:
+    async with Interlock.open(home, housekeeping=False, **settings) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
-        if not lock.issuer_keys.all():
-            lock.issuer_keys.init("EdDSA")
-            await lock.identities.register(Identity(did=did_of("ann"), name="ann", kind="human"), by="test")
-        token = await lock.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("*")], by=lock.caller)
-        async with serving(Service(lock), listening) as server:
-            made = Place(lock, server, token, "https" if listening.secure else "http")
+            app.catalog.attach(one)
+        if not app.issuer_keys.all():
+            app.issuer_keys.init("EdDSA")
+            await app.identities.register(Identity(did=did_of("ann"), name="ann", kind="human"), by="test")
+        token = await app.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("*")], by=app.caller)
+        async with serving(Service(app), listening) as server:
+            made = Place(app, server, token, "https" if listening.secure else "http")
             yield made
             await made.close()
 

@@ -80,20 +80,20 @@ async def main(home: str, address: str, hours: str) -> None:
     from tests import sample
 
     years: dict[str, Any] = {"retention_years": 1, "retention_years_writes": 1}
-    async with Interlock.open(home, store=address, housekeeping=False, purge_records=True, **years) as lock:
+    async with Interlock.open(home, store=address, housekeeping=False, purge_records=True, **years) as app:
         for one in (sample.increment, sample.send):
-            lock.catalog.attach(one)
-        services = lock.gateway.services
+            app.catalog.attach(one)
+        services = app.gateway.services
         ben = Caller(id="local:ben", groups=frozenset({"approvers"}))
 
         async def call(tool: str, key: str, **given: Any) -> Any:
-            result = await lock.call(tool, key=key, **given)
+            result = await app.call(tool, key=key, **given)
             code = None if result.error is None else result.error.code
             return {"state": result.state, "replayed": result.replayed, "code": code}
 
         async def grant(lifetime_s: int) -> Any:
-            return await Approvals(lock).agree_in_advance(
-                "demo.send", by=ben, caller=lock.caller.id, arguments={"to": "team-*"}, uses=9, lifetime_s=lifetime_s
+            return await Approvals(app).agree_in_advance(
+                "demo.send", by=ben, caller=app.caller.id, arguments={"to": "team-*"}, uses=9, lifetime_s=lifetime_s
             )
 
         async def fail(service: str, timeout_s: int) -> None:
@@ -104,10 +104,10 @@ async def main(home: str, address: str, hours: str) -> None:
 
         async def suspend(service: str, for_s: int) -> None:
             services.suspend(service, for_s * 1000)
-            await lock.journal.drain()
+            await app.journal.drain()
 
         async def enter(service: str) -> Any:
-            await lock.journal.changes.look()
+            await app.journal.changes.look()
             try:
                 services.enter(service, CircuitBreakerConfig.model_validate({})).abandoned()
             except Failure as failure:
@@ -115,8 +115,8 @@ async def main(home: str, address: str, hours: str) -> None:
             return {"code": None, "wait_s": 0}
 
         async def maintain() -> int:
-            await lock.background.maintain()
-            return lock.journal.reader.one("SELECT count(*) FROM journal WHERE call = 'old'")[0]
+            await app.background.maintain()
+            return app.journal.reader.one("SELECT count(*) FROM journal WHERE call = 'old'")[0]
 
         acts = {"call": call, "grant": grant, "fail": fail, "suspend": suspend, "enter": enter, "maintain": maintain}
         print(json.dumps("ready"), flush=True)

@@ -89,9 +89,9 @@ async def _(result: str) -> None:
 async def opened(home: Path, clock: FakeClock, **settings: Any) -> AsyncGenerator[Interlock]:
     """A home with the tools of these tests, whose time is the clock's and which does nothing by itself."""
     given: Json = {"caller": ANN, "housekeeping": False, "channels": CHANNELS}
-    async with Interlock.open(home, clock=clock.clock, **(given | settings)) as lock:
-        await admit(lock, mail, forward, sample.increment, sample.send, sample.add)
-        yield lock
+    async with Interlock.open(home, clock=clock.clock, **(given | settings)) as app:
+        await admit(app, mail, forward, sample.increment, sample.send, sample.add)
+        yield app
 
 
 def ticket_of(result: Result) -> str:
@@ -105,6 +105,6 @@ async def refusal(attempt: Any) -> Failure:
     return refused.value
 
 
-async def ask(lock: Interlock, to: str = "carl", key: str = "k", **options: Any) -> str:
+async def ask(app: Interlock, to: str = "carl", key: str = "k", **options: Any) -> str:
     """Ask for a mail; the ticket."""
-    return ticket_of(await lock.call("demo.mail", to=to, key=key, **options))
+    return ticket_of(await app.call("demo.mail", to=to, key=key, **options))

@@ -49,12 +49,12 @@ class Tree:
 class Traced:
     """An Interlock and the spans that came out of it."""
 
-    lock: Interlock
+    app: Interlock
     exporter: InMemorySpanExporter
 
     @property
     def tracer(self) -> Tracer:
-        tracer = self.lock.gateway.telemetry.tracer
+        tracer = self.app.gateway.telemetry.tracer
         assert tracer is not None
         return tracer
 
@@ -82,13 +82,13 @@ def grown(spans: list[ReadableSpan]) -> list[Tree]:
 @asynccontextmanager
 async def traced(home: Path, **settings: Any) -> AsyncGenerator[Traced]:
     exporter = InMemorySpanExporter()
-    async with Interlock.open(home, **cast("dict[str, Any]", {"trace_ratio": 1.0, **settings})) as lock:
-        attach(lock)
-        opened = Traced(lock, exporter)
+    async with Interlock.open(home, **cast("dict[str, Any]", {"trace_ratio": 1.0, **settings})) as app:
+        attach(app)
+        opened = Traced(app, exporter)
         opened.tracer.sinks.append(otel.sink(SimpleSpanProcessor(exporter)))
         yield opened
 
 
-def attach(lock: Interlock) -> None:
+def attach(app: Interlock) -> None:
     for one in (*TOOLS, *tools.TOOLS):
-        lock.catalog.attach(one)
+        app.catalog.attach(one)

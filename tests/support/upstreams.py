@@ -75,17 +75,17 @@ async def opened(
 ) -> AsyncGenerator[tuple[Interlock, Upstreams]]:
     async with Interlock.open(
         home, housekeeping=False, clock=None if clock is None else clock.clock, **settings
-    ) as lock:
+    ) as app:
         upstreams = Upstreams(
-            journal=lock.journal, catalog=lock.catalog, clock=lock.clock, make=server.make,
-            lend=lambda names, s: open_lease(lock.secrets, names, lifetime_s=s, clock=lock.clock),
-            try_out=lock.admissions.try_out_all, announce=lock.gateway.observer.announce,
-            mention=lock.gateway.observer.mention,
-            look=lock.gateway.quarantine.look, supervisor=lock.supervisor,
-            owner=lock.instance.id, alive=lock.instance.alive, probe_every_s=60.0,
+            journal=app.journal, catalog=app.catalog, clock=app.clock, make=server.make,
+            lend=lambda names, s: open_lease(app.secrets, names, lifetime_s=s, clock=app.clock),
+            try_out=app.admissions.try_out_all, announce=app.gateway.observer.announce,
+            mention=app.gateway.observer.mention,
+            look=app.gateway.quarantine.look, supervisor=app.supervisor,
+            owner=app.instance.id, alive=app.instance.alive, probe_every_s=60.0,
         )  # fmt: skip
-        lock.connect_through(upstreams.connections.get)
-        yield lock, upstreams
+        app.connect_through(upstreams.connections.get)
+        yield app, upstreams
         await upstreams.close()
 
 

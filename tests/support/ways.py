@@ -80,8 +80,8 @@ def failed(envelope: Mapping[str, Any]) -> Told:
 class Ways:
     """Every way in to one server, for callers whose tokens have names."""
 
-    def __init__(self, lock: Interlock, base: str, grpc_port: int, tokens: dict[str, str]) -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, base: str, grpc_port: int, tokens: dict[str, str]) -> None:
+        self.app = app
         self.base = base
         self.tokens = tokens
         self.http = httpx.AsyncClient(base_url=base, timeout=30)
@@ -129,7 +129,7 @@ class Ways:
     # Calling
 
     async def _library(self, wish: Wish) -> Told:
-        result = await self.lock.call(
+        result = await self.app.call(
             wish.tool, wish.arguments, key=wish.key, dry_run=wish.dry_run, version=wish.version,
             token=self.tokens[wish.token],
         )  # fmt: skip
@@ -214,8 +214,8 @@ class Ways:
         """The addresses of the tools that a door lists."""
         bearer = self.bearer(token)
         if door == "library":
-            caller = await self.lock.caller_of(self.tokens[token])
-            return [one.row.address for one in await Service(self.lock).tools.visible(caller)]
+            caller = await self.app.caller_of(self.tokens[token])
+            return [one.row.address for one in await Service(self.app).tools.visible(caller)]
         if door == "rest":
             return [one["tool_id"] for one in (await self.http.get("/v1/tools", headers=bearer)).json()["tools"]]
         if door == "jsonrpc":
@@ -232,21 +232,21 @@ def _bytes(read: Any) -> bytes:
     return read.text.encode() if hasattr(read, "text") else base64.b64decode(read.blob)
 
 
-async def register_people(lock: Interlock) -> None:
+async def register_people(app: Interlock) -> None:
     """The person ann, and the agent bot that acts for her."""
     for name, kind in (("ann", "human"), ("bot", "agent")):
-        await lock.identities.register(Identity(did=did_of(name), name=name, kind=kind, trust=80), by="test")  # pyright: ignore[reportArgumentType] - both are kinds
+        await app.identities.register(Identity(did=did_of(name), name=name, kind=kind, trust=80), by="test")  # pyright: ignore[reportArgumentType] - both are kinds
 
 
 W = TypeVar("W", bound=Ways)
 
 
 @asynccontextmanager
-async def served(lock: Interlock, tokens: dict[str, str], kind: Callable[..., W] = Ways) -> AsyncGenerator[W]:
+async def served(app: Interlock, tokens: dict[str, str], kind: Callable[..., W] = Ways) -> AsyncGenerator[W]:
     """A server over an open home, and every way in to it."""
-    async with serving(Service(lock), Listening(port=0, grpc_port=0)) as server:
+    async with serving(Service(app), Listening(port=0, grpc_port=0)) as server:
         assert server.grpc_port is not None
-        ways = kind(lock, f"http://127.0.0.1:{server.port}", server.grpc_port, tokens)
+        ways = kind(app, f"http://127.0.0.1:{server.port}", server.grpc_port, tokens)
         try:
             yield ways
         finally:

@@ -58,8 +58,8 @@ class Heard:
 class Wires:
     """Every wire to one server, by one token."""
 
-    def __init__(self, lock: Interlock, service: Service, port: int, grpc_port: int, token: str) -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, service: Service, port: int, grpc_port: int, token: str) -> None:
+        self.app = app
         self.service = service
         self._bearer = {"authorization": f"Bearer {token}"}
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30, headers=self._bearer)
@@ -230,16 +230,16 @@ def typed_refusal(error: grpc.aio.AioRpcError) -> Heard:
 
 
 @asynccontextmanager
-async def wired(lock: Interlock) -> AsyncGenerator[Wires]:
+async def wired(app: Interlock) -> AsyncGenerator[Wires]:
     """A server over an open home, and every wire to it by a token for all tools."""
-    if not lock.issuer_keys.all():
-        lock.issuer_keys.init("EdDSA")
-    await lock.identities.register(Identity(did=did_of("bot"), name="bot", kind="agent", trust=80), by="test")
-    token = await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], by=lock.caller)
-    service = Service(lock)
+    if not app.issuer_keys.all():
+        app.issuer_keys.init("EdDSA")
+    await app.identities.register(Identity(did=did_of("bot"), name="bot", kind="agent", trust=80), by="test")
+    token = await app.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], by=app.caller)
+    service = Service(app)
     async with serving(service, Listening(port=0, grpc_port=0)) as server:
         assert server.grpc_port is not None
-        wires = Wires(lock, service, server.port, server.grpc_port, token)
+        wires = Wires(app, service, server.port, server.grpc_port, token)
         try:
             yield wires
         finally:
@@ -249,5 +249,5 @@ async def wired(lock: Interlock) -> AsyncGenerator[Wires]:
 @asynccontextmanager
 async def opened(home: Path, **settings: Any) -> AsyncGenerator[Wires]:
     """The same over a home on disk."""
-    async with Interlock.open(home, housekeeping=False, **settings) as lock, wired(lock) as wires:
+    async with Interlock.open(home, housekeeping=False, **settings) as app, wired(app) as wires:
         yield wires

@@ -43,9 +43,9 @@ async def test_a_list_of_a_surface_takes_as_many_steps_in_a_large_catalog_as_in_
     pinned = ({"tools": [one.manifest.address for one in SHOWN]},)
     # Time stands still, so that nothing that was read becomes too old between two steps.
     options: dict[str, Any] = {"surface": "search", "surface_pinned": pinned, "clock": FakeClock().clock}
-    async with Interlock.open(home, housekeeping=False, **options) as lock:
-        service = Service(lock)
-        listing = Listing(service, Names(lock.journal, lock.clock))
+    async with Interlock.open(home, housekeeping=False, **options) as app:
+        service = Service(app)
+        listing = Listing(service, Names(app.journal, app.clock))
         steps: list[int] = []
         others = [offer(f"other_{number}", "One of the many others.") for number in range(200)]
         for more in (SHOWN, others):
@@ -54,12 +54,12 @@ async def test_a_list_of_a_surface_takes_as_many_steps_in_a_large_catalog_as_in_
                 for one in more:
                     publish(one)(transaction)
 
-            await lock.journal.commit(unit)
-            await lock.catalog.forget()
+            await app.journal.commit(unit)
+            await app.catalog.forget()
             counts: list[int] = []
             for _ in range(4):
                 with Calls() as calls:
-                    caller = await service.surfaces.attach(lock.caller)
+                    caller = await service.surfaces.attach(app.caller)
                     described, cursor = await listing.page(caller, None, shows_apps=True)
                 counts.append(calls.count)
                 assert len(described) == 3 + len(SHOWN)

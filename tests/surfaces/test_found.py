@@ -76,12 +76,12 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
         "surface_doors": ("mcp", "rest", "jsonrpc", "grpc"),
         "search_encoder": "none",
     }
-    async with Interlock.open(home, housekeeping=False, **settings) as lock:
-        await admit(lock, *TOOLS, HINTED, SPACED, NAMED, STAMP, STAMPS)
-        await lock.journal.commit(_serve_elsewhere)
-        await lock.journal.commit(_serve_apps)
-        await lock.catalog.forget()
-        async with wired(lock) as opened:
+    async with Interlock.open(home, housekeeping=False, **settings) as app:
+        await admit(app, *TOOLS, HINTED, SPACED, NAMED, STAMP, STAMPS)
+        await app.journal.commit(_serve_elsewhere)
+        await app.journal.commit(_serve_apps)
+        await app.catalog.forget()
+        async with wired(app) as opened:
             yield opened
 
 
@@ -159,9 +159,9 @@ async def test_a_search_tells_what_it_found_what_is_pending_and_that_it_found_no
     nothing = await _searched(wires, door, NOTHING)
     assert (nothing["tools"], nothing["deferred"], nothing["outcome"]) == ([], [], "pending")
     # To a caller without tools of it, the upstream does not exist.
-    lock = wires.lock
-    await lock.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
-    wires.bear(await lock.tokens.issue(subject=did_of("eve"), tools=[ToolGrant("office.*")], by=lock.caller))
+    app = wires.app
+    await app.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
+    wires.bear(await app.tokens.issue(subject=did_of("eve"), tools=[ToolGrant("office.*")], by=app.caller))
     nothing = await _searched(wires, door, NOTHING)
     assert (nothing["tools"], nothing["deferred"], nothing["outcome"], nothing["pending"]) == ([], [], "no_match", [])
     assert not (await _searched(wires, door, "lunar calendar"))["deferred"]
@@ -170,8 +170,8 @@ async def test_a_search_tells_what_it_found_what_is_pending_and_that_it_found_no
 
 @pytest.mark.proves("SURF-03")
 async def test_an_upstream_that_is_being_added_is_pending(wires: Wires, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = wires.lock
-    connections = lock.upstreams.connections
+    app = wires.app
+    connections = app.upstreams.connections
 
     def make(*_: Any) -> Connector:
         return cast("Connector", Silent())
@@ -190,12 +190,12 @@ async def test_an_upstream_that_is_being_added_is_pending(wires: Wires, monkeypa
 @pytest.mark.parametrize("door", DOORS)
 async def test_at_every_door_a_tool_is_refused_found_loaded_and_called(wires: Wires, door: str) -> None:
     heard: list[str] = []
-    wires.lock.listen(lambda event: heard.append(event.type))
+    wires.app.listen(lambda event: heard.append(event.type))
     refused = await wires.call(door, "office.forecast", {"value": "Rome"})
     assert (refused.failure["error_code"], refused.failure["error_class"]) == ("E3107", "schema_not_loaded")
     assert all(word in refused.failure["resolution"] for word in ("discover it first", "search_tools", "load_tools"))
     # It is one end: one record, one event, and nothing after the tool was found.
-    (closed,) = records(wires.lock)
+    (closed,) = records(wires.app)
     assert (closed["error_code"], closed["toolId"]) == ("E3107", "office.forecast")
     assert [one for one in heard if one.startswith("tool.invocation.")] == [
         "tool.invocation.planned", "tool.invocation.failed",
@@ -272,11 +272,11 @@ async def test_a_tool_for_interfaces_alone_is_found_and_loaded_by_clients_that_s
 
 
 async def test_what_is_compiled_and_selected_for_models_has_no_tool_for_interfaces_alone(wires: Wires) -> None:
-    lock = wires.lock
-    text = (await lock.affordances(budget=100_000, query="paint with colours")).text
+    app = wires.app
+    text = (await app.affordances(budget=100_000, query="paint with colours")).text
     assert "paint_portrait" in text
     assert "paint_pixels" not in text
-    assert "paint_pixels" not in str([one.version.row.address for one in await lock.search("paint with colours")])
-    made = await lock.select("paint something with colours", intent=False)
+    assert "paint_pixels" not in str([one.version.row.address for one in await app.search("paint with colours")])
+    made = await app.select("paint something with colours", intent=False)
     assert "office.paint_portrait" in {one.tool for one in made.candidates}
     assert "office.paint_pixels" not in {tool for stage in made.stages for tool in stage.tools}

@@ -32,10 +32,10 @@ ERAS = pytest.mark.parametrize("modern", [True, False], ids=["modern", "handshak
 @pytest_asyncio.fixture
 async def wires(home: Path, request: pytest.FixtureRequest) -> AsyncGenerator[Wires]:
     settings: Json = {"surface": "search", **getattr(request, "param", {})}
-    async with Interlock.open(home, housekeeping=False, **settings) as lock:
-        await admit(lock, *TOOLS)
-        await lock.catalog.forget()
-        async with wired(lock) as opened:
+    async with Interlock.open(home, housekeeping=False, **settings) as app:
+        await admit(app, *TOOLS)
+        await app.catalog.forget()
+        async with wired(app) as opened:
             yield opened
 
 
@@ -74,8 +74,8 @@ async def test_a_tool_is_searched_for_loaded_and_called(wires: Wires, modern: bo
 
 @ERAS
 async def test_what_a_token_does_not_cover_is_neither_found_nor_loaded(wires: Wires, modern: bool) -> None:
-    lock = wires.lock
-    wires.bear(await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("office.forecast")], by=lock.caller))
+    app = wires.app
+    wires.bear(await app.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("office.forecast")], by=app.caller))
     found = await _call(wires, "search_tools", {"queries": ["send an email", "weather"]}, modern=modern)
     assert b"send_email" not in orjson.dumps(found["structuredContent"]["results"][0]["tools"])
     for names in (["office-send_email"], ["office-forecast", "office-send_email"], ["office-nothing"]):
@@ -110,8 +110,8 @@ async def test_pinned_tools_are_listed_and_callable(wires: Wires) -> None:
 @pytest.mark.parametrize("wires", [{"surface": "auto", "surface_most": 10}], indirect=True)
 async def test_a_surface_takes_the_place_of_a_list_that_grows_too_long(wires: Wires) -> None:
     assert len(await _listed(wires, modern=True)) == 10
-    await admit(wires.lock, offer("track_parcel", "Find out where a parcel is."))
-    await wires.lock.catalog.forget()
+    await admit(wires.app, offer("track_parcel", "Find out where a parcel is."))
+    await wires.app.catalog.forget()
     assert await _listed(wires, modern=True) == OWN
 
 
@@ -214,15 +214,15 @@ async def test_a_clients_own_model_selects_a_tool_where_the_client_declares_samp
         assert (await select("weather in Rome", '{"tool": null}'))["refused"] is None
         # The gate decides about its choice too.
         forbid = '\n@id("no-words") forbid (principal, action, resource == Tool::"office.translate");\n'
-        wires.lock.policy.path.write_text(wires.lock.policy.path.read_text() + forbid)
-        await until(lambda: "no-words" in wires.lock.policy.rules.text)
+        wires.app.policy.path.write_text(wires.app.policy.path.read_text() + forbid)
+        await until(lambda: "no-words" in wires.app.policy.rules.text)
         denied = await select("translate a text", '{"tool": "office.translate", "parameters": {"value": "x"}}')
         assert (denied["gate"]["answer"], denied["tool"]) == ("DENY", {"name": "office-translate"})
         assert "office-translate" not in [one.name for one in (await client.list_tools()).tools]
         wrong = await client.call_tool("select_tool", {"queries": ["weather"]})
         assert wrong.is_error
     # One selection is one record, however many requests it took; a question that nobody answered is none.
-    assert len(records(wires.lock, kind="selection")) == (7 if modern else 8)
+    assert len(records(wires.app, kind="selection")) == (7 if modern else 8)
     # Clients without a model have no such tool.
     async with _client(wires, mode) as client:
         assert "select_tool" not in [one.name for one in (await client.list_tools()).tools]
@@ -249,7 +249,7 @@ async def test_a_question_to_a_clients_model_is_answered_by_any_request_that_bri
     assert question["method"] == "sampling/createMessage"
     # An answer to something else is none.
     assert (await select(**answered("another", choice)))["inputRequests"].keys() == {name}
-    assert records(wires.lock, kind="selection") == []
+    assert records(wires.app, kind="selection") == []
     made = (await select(**answered(name, choice)))["structuredContent"]
     assert (made["tool"]["name"], made["gate"]["answer"]) == ("office-forecast", "ALLOW")
     assert (await select(**answered(name, {"tool": "office.made_up"})))["structuredContent"]["tool"] is None

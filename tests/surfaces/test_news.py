@@ -30,9 +30,9 @@ from interlock import Interlock
 from interlock.api.service import Service
 
 async def main(home, token):
-    async with Interlock.open(home, housekeeping=False, surface="search") as lock:
-        service = Service(lock)
-        await service.surfaces.load(["office.forecast"], await lock.caller_of(token))
+    async with Interlock.open(home, housekeeping=False, surface="search") as app:
+        service = Service(app)
+        await service.surfaces.load(["office.forecast"], await app.caller_of(token))
         await service.close()
 
 asyncio.run(main(*sys.argv[1:]))
@@ -76,10 +76,10 @@ async def _hearing(place: Place, era: str, token: str = "full") -> AsyncGenerato
 async def _office(home: Path, **more: Any) -> AsyncGenerator[Place]:
     settings = {"surface": "search", "surface_doors": ("mcp", "rest"), **more}
     async with opened(home, **settings) as place:
-        await admit(place.lock, *TOOLS, LENT)
-        await place.lock.catalog.forget()
-        place.tokens["other"] = await place.lock.tokens.issue(
-            subject=did_of("bot"), tools=[ToolGrant("office.*")], by=place.lock.caller
+        await admit(place.app, *TOOLS, LENT)
+        await place.app.catalog.forget()
+        place.tokens["other"] = await place.app.tokens.issue(
+            subject=did_of("bot"), tools=[ToolGrant("office.*")], by=place.app.caller
         )
         yield place
 
@@ -138,7 +138,7 @@ async def test_a_client_hears_of_a_credential_that_expires(home: Path, era: str)
     clock = FakeClock()
     async with _office(home, clock=clock.clock) as place:
         ends_ms = clock.now_ms + 60_000
-        await place.lock.secrets.set("mail/key", "s3cret-value", by="test", expires_ms=ends_ms)
+        await place.app.secrets.set("mail/key", "s3cret-value", by="test", expires_ms=ends_ms)
         await _load(place, "office.read_mail")
         async with _hearing(place, era) as session:
             assert await session.names() == ["office-read_mail"]

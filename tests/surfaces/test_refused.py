@@ -19,20 +19,20 @@ from tests.support.wires import wired
 @pytest.mark.part_of("LIFE-08", rest="in batched audit mode, records of reads that were answered just before a kill")
 @pytest.mark.parametrize("modern", [True, False], ids=["modern", "handshake"])
 async def test_a_call_of_a_deferred_tool_is_one_result_one_record_and_one_event(home: Path, modern: bool) -> None:
-    async with Interlock.open(home, housekeeping=False, surface="search") as lock:
+    async with Interlock.open(home, housekeeping=False, surface="search") as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
+            app.catalog.attach(one)
         heard: list[Event] = []
-        lock.listen(heard.append)
+        app.listen(heard.append)
         hooked: list[str] = []
-        lock.hook(Hook(id="seen", when="pre", tools="*", run=lambda call: hooked.append(str(call))))
-        async with wired(lock) as wires:
+        app.hook(Hook(id="seen", when="pre", tools="*", run=lambda call: hooked.append(str(call))))
+        async with wired(app) as wires:
             params = {"name": "demo-add", "arguments": {"a": "many"}}  # its values are not looked at
             told = orjson.loads(await wires.mcp("tools/call", params, modern=modern))["result"]
         assert told["isError"]
         assert told["_meta"]["interlock/error"]["error_code"] == "E3107"
-        await lock.journal.drain()
-        (closed,) = [one for one in records(lock) if one.get("toolId") == "demo.add"]
+        await app.journal.drain()
+        (closed,) = [one for one in records(app) if one.get("toolId") == "demo.add"]
         assert (closed["error_code"], closed["status"]) == ("E3107", "ERROR")
         ends = [one for one in heard if one.type == "tool.result.created"]
         assert [one.invocation_id for one in ends] == [closed["call"]]
@@ -42,21 +42,21 @@ async def test_a_call_of_a_deferred_tool_is_one_result_one_record_and_one_event(
 
 @pytest.mark.proves("LIFE-02")
 async def test_the_input_of_a_deferred_tool_is_parsed_before_it_is_refused(home: Path) -> None:
-    async with Interlock.open(home, housekeeping=False, surface="search", surface_doors=("mcp", "rest")) as lock:
+    async with Interlock.open(home, housekeeping=False, surface="search", surface_doors=("mcp", "rest")) as app:
         for one in TOOLS:
-            lock.catalog.attach(one)
+            app.catalog.attach(one)
         hooked: list[str] = []
-        lock.hook(Hook(id="seen", when="pre", tools="*", run=lambda call: hooked.append(str(call))))
-        async with wired(lock) as wires:
-            caller = await wires.service.surfaces.attach(lock.caller, "mcp")
+        app.hook(Hook(id="seen", when="pre", tools="*", run=lambda call: hooked.append(str(call))))
+        async with wired(app) as wires:
+            caller = await wires.service.surfaces.attach(app.caller, "mcp")
             for arguments, code, state in (
                 ({"a": float("nan")}, "E3004", "schema_parse_failed"),
                 ({"a": "\ud800"}, "E3004", "schema_parse_failed"),
                 ({"a": "many"}, "E3107", "blocked"),
             ):
-                result = await lock.call("demo.add", arguments, caller=caller)
+                result = await app.call("demo.add", arguments, caller=caller)
                 assert (result.error and result.error.code, result.state) == (code, state)
-                (closed,) = records(lock, result.invocation_id)
+                (closed,) = records(app, result.invocation_id)
                 assert closed["states"][-1] == state
                 assert "selected" not in closed["states"]
             assert closed["inputHash"] == hashlib.sha256(b'{"a":"many"}').hexdigest()

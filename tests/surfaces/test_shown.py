@@ -76,20 +76,20 @@ HIDDEN = [
 
 @pytest_asyncio.fixture
 async def wires(home: Path) -> AsyncGenerator[Wires]:
-    async with Interlock.open(home, housekeeping=False, **SETTINGS) as lock:
-        await admit(lock, *TOOLS, SCOPED, LENT, HELD, POSTED, OTHERS, *HIDDEN)
-        await lock.journal.commit(_serve_elsewhere)
+    async with Interlock.open(home, housekeeping=False, **SETTINGS) as app:
+        await admit(app, *TOOLS, SCOPED, LENT, HELD, POSTED, OTHERS, *HIDDEN)
+        await app.journal.commit(_serve_elsewhere)
         held = f"{HELD.manifest.address}@1.0.0"
-        await lock.journal.commit(quarantine.impose(contract_digest(HELD), held, "c", "it did what it should not"))
-        lock.policy.path.write_text(lock.policy.path.read_text() + FORBID)
-        await lock.catalog.forget()
-        await until(lambda: "no-post" in lock.policy.rules.text)
-        async with wired(lock) as opened:
-            await lock.identities.register(
+        await app.journal.commit(quarantine.impose(contract_digest(HELD), held, "c", "it did what it should not"))
+        app.policy.path.write_text(app.policy.path.read_text() + FORBID)
+        await app.catalog.forget()
+        await until(lambda: "no-post" in app.policy.rules.text)
+        async with wired(app) as opened:
+            await app.identities.register(
                 Identity(did=did_of("rain"), name="rain", kind="agent", trust=80, groups=frozenset({"weather"})),
                 by="test",
             )
-            opened.bear(await lock.tokens.issue(subject=did_of("rain"), tools=[ToolGrant("office.*")], by=lock.caller))
+            opened.bear(await app.tokens.issue(subject=did_of("rain"), tools=[ToolGrant("office.*")], by=app.caller))
             yield opened
 
 
@@ -100,11 +100,9 @@ def _serve_elsewhere(transaction: Transaction) -> None:
     upstreams.mark_probed(transaction, "far", "unavailable", "nobody answers", 2)
 
 
-async def _operator(lock: Interlock) -> str:
-    await lock.identities.register(Identity(did=did_of("ada"), name="ada", kind="human", trust=90), by="test")
-    return await lock.tokens.issue(
-        subject=did_of("ada"), tools=[ToolGrant("*")], scopes=["tools:admin"], by=lock.caller
-    )
+async def _operator(app: Interlock) -> str:
+    await app.identities.register(Identity(did=did_of("ada"), name="ada", kind="human", trust=90), by="test")
+    return await app.tokens.issue(subject=did_of("ada"), tools=[ToolGrant("*")], scopes=["tools:admin"], by=app.caller)
 
 
 def _masked(text: str, tool: str) -> str:
@@ -191,7 +189,7 @@ async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_t
     assert (told["scope"], told["selection_policy"], told["default_tool_choice"]) == ("session", "search", "auto")
     assert told["surface_id"].startswith("surface-")
     assert datetime.fromisoformat(told["created_at"]) == datetime.fromisoformat(own["changed_at"])
-    assert told["producer"] == f"interlock:{wires.lock.instance.id}"
+    assert told["producer"] == f"interlock:{wires.app.instance.id}"
     assert told["capability_requirements"] == ["tool_calls", "tool_search", "tool_loading"]
     assert told["model_capabilities"] == ["tool_calls", "parallel_tool_calls"]
     assert "pinned or loaded" in told["surface_reason"]
@@ -199,7 +197,7 @@ async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_t
     assert told["policy_refs"]
     assert told["runtime_refs"] == ["interlock"]
 
-    wires.bear(await _operator(wires.lock))
+    wires.bear(await _operator(wires.app))
     for who in ("rain", did_of("rain")):
         seen: Json = (await wires.http.get("/v1/surface", params={"caller": who})).json()
         assert seen["surface"]["surface_id"] == told["surface_id"]
@@ -214,11 +212,11 @@ async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_t
 
 @pytest.mark.proves("SURF-01")
 async def test_what_keeps_a_tool_from_being_called_is_read_from_where_it_is_in_force(wires: Wires) -> None:
-    lock = wires.lock
-    await lock.secrets.set("mail/key", "s3cret-value", by="test")
-    await lock.journal.commit(lambda one: upstreams.mark_probed(one, "far", "available", "", 3))
-    await lock.journal.commit(quarantine.lift("office.guess@1.0.0", by=lock.caller, reason="looked at it"))
-    await lock.catalog.forget()
+    app = wires.app
+    await app.secrets.set("mail/key", "s3cret-value", by="test")
+    await app.journal.commit(lambda one: upstreams.mark_probed(one, "far", "available", "", 3))
+    await app.journal.commit(quarantine.lift("office.guess@1.0.0", by=app.caller, reason="looked at it"))
+    await app.catalog.forget()
     told = (await wires.http.get("/v1/surface")).json()["surface"]
     assert _reasons(told["blocked_tools"]) == {"office.post_letter": "policy_blocked"}
     assert BLOCKED.keys() - {"office.post_letter"} <= {one["tool_id"] for one in told["deferred_tools"]}
@@ -238,7 +236,7 @@ async def _afforded(wires: Wires, query: str = "") -> tuple[str, set[str]]:
 
 @pytest.mark.proves("SURF-01")
 async def test_affordances_name_no_tool_that_is_blocked_for_whatever_reason(wires: Wires) -> None:
-    lock, policy = wires.lock, wires.lock.policy.path
+    app, policy = wires.app, wires.app.policy.path
     usable = {"office.create_invoice", "office.forecast", "office.send_email", "office.translate"}
     for query in ("", "read the mail, post a letter, guess a number, look something up"):
         text, named = await _afforded(wires, query)
@@ -247,25 +245,25 @@ async def test_affordances_name_no_tool_that_is_blocked_for_whatever_reason(wire
             assert tool not in text, tool
             assert f"{tool.partition('.')[2]}?" not in text, tool
     # Each comes back with what it lacked.
-    await lock.secrets.set("mail/key", "s3cret-value", by="test")
+    await app.secrets.set("mail/key", "s3cret-value", by="test")
     assert (await _afforded(wires))[1] == {*usable, "office.read_mail"}
-    await lock.journal.commit(lambda one: upstreams.mark_probed(one, "far", "available", "", 3))
-    await lock.journal.changes.look()
+    await app.journal.commit(lambda one: upstreams.mark_probed(one, "far", "available", "", 3))
+    await app.journal.changes.look()
     assert (await _afforded(wires))[1] == {*usable, "office.read_mail", "office.remote"}
-    await lock.journal.commit(quarantine.lift("office.guess@1.0.0", by=lock.caller, reason="looked at it"))
-    await lock.journal.changes.look()
+    await app.journal.commit(quarantine.lift("office.guess@1.0.0", by=app.caller, reason="looked at it"))
+    await app.journal.changes.look()
     assert (await _afforded(wires))[1] == {*usable, *BLOCKED} - {"office.post_letter"}
-    await use_policy(lock, policy.read_text().replace(FORBID, ""))
+    await use_policy(app, policy.read_text().replace(FORBID, ""))
     assert (await _afforded(wires))[1] == {*usable, *BLOCKED}
     assert "post_letter" in (await _afforded(wires, "send a letter by post"))[0]
     # And the reasons that lie in the caller: the scope, the token, and what was excluded for them.
     grants = [ToolGrant("*")]
-    wires.bear(await lock.tokens.issue(subject=did_of("rain"), tools=grants, scopes=["wages"], by=lock.caller))
+    wires.bear(await app.tokens.issue(subject=did_of("rain"), tools=grants, scopes=["wages"], by=app.caller))
     named = (await _afforded(wires))[1]
     assert {*usable, *BLOCKED, *FOR_OPERATORS} <= named
     assert not named & EXCLUDED.keys()
-    await lock.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
-    wires.bear(await lock.tokens.issue(subject=did_of("eve"), tools=grants, by=lock.caller))
+    await app.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
+    wires.bear(await app.tokens.issue(subject=did_of("eve"), tools=grants, by=app.caller))
     assert (await _afforded(wires))[1] & EXCLUDED.keys() == {"office.draw", "office.ask_bot"}
 
 
@@ -297,9 +295,9 @@ async def test_a_tool_that_is_not_on_the_surface_is_unknown_to_its_caller_at_eve
     heard = await wires.call(door, "office.ol_fax", {"value": "x"})
     assert "old_fax" not in heard.text
     # Another caller has another surface.
-    await wires.lock.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
+    await wires.app.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
     grants = [ToolGrant("office.draw"), ToolGrant("office.translate")]
-    wires.bear(await wires.lock.tokens.issue(subject=did_of("eve"), tools=grants, by=wires.lock.caller))
+    wires.bear(await wires.app.tokens.issue(subject=did_of("eve"), tools=grants, by=wires.app.caller))
     heard = await wires.call(door, "office.draw", {"value": "x"})
     assert heard.failure["error_code"] == "E3107"
     assert (await wires.call(door, "office.translate", {"value": "x"})).envelope is None
@@ -317,9 +315,9 @@ async def test_every_door_shows_the_same_surface(wires: Wires) -> None:
         assert {**one["surface"], "created_at": ""} == {**rest["surface"], "created_at": ""}
     assert dict(answer.reasons) == rest["reasons"] == rpc["reasons"]
     # Another caller sees another one, at every door.
-    await wires.lock.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
+    await wires.app.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
     grants = [ToolGrant("office.draw"), ToolGrant("office.translate")]
-    wires.bear(await wires.lock.tokens.issue(subject=did_of("eve"), tools=grants, by=wires.lock.caller))
+    wires.bear(await wires.app.tokens.issue(subject=did_of("eve"), tools=grants, by=wires.app.caller))
     hers = (("authorization", wires.http.headers["authorization"]),)
     others: list[Json] = [
         (await wires.http.get("/v1/surface")).json()["surface"],
@@ -351,9 +349,9 @@ async def test_every_door_shows_the_same_surface(wires: Wires) -> None:
 @pytest.mark.proves("SURF-01")
 @pytest.mark.proves("SURF-02")
 async def test_changes_of_a_surface_are_events_and_records(wires: Wires) -> None:
-    lock = wires.lock
+    app = wires.app
     heard: list[Json] = []
-    lock.listen(lambda event: heard.append(event.document()))
+    app.listen(lambda event: heard.append(event.document()))
     assert (await wires.call("rest", "office.send_email", {"value": "x"})).failure["error_code"] == "E3107"
     await wires.http.post("/v1/tools/load", json={"names": ["office.send_email"]})
     about = [one for one in heard if one["event_class"].startswith(("tool.surface", "tool.deferred"))]
@@ -363,7 +361,7 @@ async def test_changes_of_a_surface_are_events_and_records(wires: Wires) -> None
     assert about[1]["tool_id"] == about[2]["tool_id"] == "office.send_email"
     assert len({one["surface_id"] for one in about}) == 1
     assert [one["data"].get("revision") for one in about] == [1, None, None, 2]
-    created, updated = records(lock, kind="surface")
+    created, updated = records(app, kind="surface")
     offered = {"office.translate": "pinned", "office.forecast": "role"}  # a pin gives nobody a tool
     assert created["offered"] == offered
     assert (created["revision"], created["tenant"], created["agentId"]) == (1, "local", did_of("rain"))
@@ -373,7 +371,7 @@ async def test_changes_of_a_surface_are_events_and_records(wires: Wires) -> None
     await wires.http.get("/v1/tools")
     assert (await wires.call("rest", "office.send_email", {"value": "x"})).data == "send_email x"
     await wires.http.post("/v1/tools/load", json={"names": ["office.send_email"]})
-    assert len(records(lock, kind="surface")) == 2
+    assert len(records(app, kind="surface")) == 2
     told = (await wires.http.get("/v1/surface")).json()
     assert told["reasons"]["office.send_email"] == "recent"
     assert told["surface"]["loaded_tools"] == ["office.translate", "office.forecast", "office.send_email"]
@@ -399,9 +397,9 @@ async def _listed(wires: Wires, door: str, cursor: str | None = None) -> list[st
 
 @pytest.mark.proves("SURF-01")
 async def test_what_every_door_lists_is_what_the_surface_records_whatever_changes(wires: Wires) -> None:
-    lock, policy = wires.lock, wires.lock.policy.path
+    app, policy = wires.app, wires.app.policy.path
     heard: list[Json] = []
-    lock.listen(lambda event: heard.append(event.document()))
+    app.listen(lambda event: heard.append(event.document()))
     pins = {"office.translate", "office.forecast"}
 
     async def agrees(tools: set[str], blocked: Mapping[str, str]) -> None:
@@ -412,35 +410,35 @@ async def test_what_every_door_lists_is_what_the_surface_records_whatever_change
         told = (await wires.http.get("/v1/surface")).json()
         assert set(told["surface"]["loaded_tools"]) == tools
         assert _reasons(told["surface"]["blocked_tools"]).items() >= blocked.items()
-        (row,) = lock.journal.reader.all("SELECT offered, revision FROM surface")
+        (row,) = app.journal.reader.all("SELECT offered, revision FROM surface")
         assert orjson.loads(row[0]).keys() == tools
         about = [one for one in heard if one["event_class"].startswith("tool.surface")]
         events = [one for one in about if one["surface_id"] != "tools"]  # that is the catalog as a whole
-        assert len(events) == row[1] == told["revision"] == len(records(lock, kind="surface"))
+        assert len(events) == row[1] == told["revision"] == len(records(app, kind="surface"))
         assert set(events[-1]["data"]["tools"]) == tools
 
     # Blocked tools can be loaded; they are listed once they can be called.
     await wires.http.post("/v1/tools/load", json={"names": ["office.read_mail", "office.remote"]})
     await agrees(pins, {"office.read_mail": "credential_missing", "office.remote": "setup_required"})
-    await lock.secrets.set("mail/key", "s3cret-value", by="test")
+    await app.secrets.set("mail/key", "s3cret-value", by="test")
     await agrees({*pins, "office.read_mail"}, {"office.remote": "setup_required"})
-    assert records(lock, kind="surface")[-1]["offered"] == {"office.read_mail": "retrieved"}
-    await lock.journal.commit(lambda one: upstreams.mark_probed(one, "far", "available", "", 3))
-    await lock.journal.changes.look()
+    assert records(app, kind="surface")[-1]["offered"] == {"office.read_mail": "retrieved"}
+    await app.journal.commit(lambda one: upstreams.mark_probed(one, "far", "available", "", 3))
+    await app.journal.changes.look()
     await agrees({*pins, "office.read_mail", "office.remote"}, {})
     text = policy.read_text()
     forbidden = 'forbid (principal, action == Action::"office.translate", resource);'
     policy.write_text(f'{text}\n@id("no-words") {forbidden}\n')
-    await until(lambda: "no-words" in lock.policy.rules.text)
+    await until(lambda: "no-words" in app.policy.rules.text)
     await agrees({"office.forecast", "office.read_mail", "office.remote"}, {"office.translate": "policy_blocked"})
-    assert records(lock, kind="surface")[-1]["withdrawn"] == ["office.translate"]
+    assert records(app, kind="surface")[-1]["withdrawn"] == ["office.translate"]
     policy.write_text(text)
-    await until(lambda: "no-words" not in lock.policy.rules.text)
-    await lock.secrets.remove("mail/key", by="test")
+    await until(lambda: "no-words" not in app.policy.rules.text)
+    await app.secrets.remove("mail/key", by="test")
     await agrees({*pins, "office.remote"}, {"office.read_mail": "credential_missing"})
-    digest = (await lock.catalog.resolve("office.forecast")).row.digest
-    await lock.journal.commit(quarantine.impose(digest, "office.forecast@1.0.0", "c", "it is wrong"))
-    await lock.journal.changes.look()
+    digest = (await app.catalog.resolve("office.forecast")).row.digest
+    await app.journal.commit(quarantine.impose(digest, "office.forecast@1.0.0", "c", "it is wrong"))
+    await app.journal.changes.look()
     await agrees({"office.translate", "office.remote"}, {"office.forecast": "feature_disabled"})
 
 
@@ -448,14 +446,14 @@ async def test_what_every_door_lists_is_what_the_surface_records_whatever_change
 async def test_a_caller_who_sees_the_whole_catalog_lists_no_blocked_tool_but_marks_those_of_an_absent_upstream(
     home: Path,
 ) -> None:
-    async with Interlock.open(home, housekeeping=False, surface="all") as lock, wired(lock) as wires:
-        await admit(lock, *TOOLS, LENT, POSTED)
-        await lock.journal.commit(_serve_elsewhere)
-        await lock.catalog.forget()
-        text = lock.policy.path.read_text()
-        await use_policy(lock, text + FORBID)
-        await lock.identities.register(Identity(did=did_of("rain"), name="rain", kind="agent", trust=80), by="test")
-        wires.bear(await lock.tokens.issue(subject=did_of("rain"), tools=[ToolGrant("office.*")], by=lock.caller))
+    async with Interlock.open(home, housekeeping=False, surface="all") as app, wired(app) as wires:
+        await admit(app, *TOOLS, LENT, POSTED)
+        await app.journal.commit(_serve_elsewhere)
+        await app.catalog.forget()
+        text = app.policy.path.read_text()
+        await use_policy(app, text + FORBID)
+        await app.identities.register(Identity(did=did_of("rain"), name="rain", kind="agent", trust=80), by="test")
+        wires.bear(await app.tokens.issue(subject=did_of("rain"), tools=[ToolGrant("office.*")], by=app.caller))
 
         async def agrees(blocked: Mapping[str, str]) -> None:
             told = (await wires.http.get("/v1/surface")).json()["surface"]
@@ -480,16 +478,16 @@ async def test_a_caller_who_sees_the_whole_catalog_lists_no_blocked_tool_but_mar
         remote = {"office.remote": "setup_required"}
         mail, post = {"office.read_mail": "credential_missing"}, {"office.post_letter": "policy_blocked"}
         await agrees(remote | mail | post)
-        await lock.secrets.set("mail/key", "s3cret-value", by="test")
+        await app.secrets.set("mail/key", "s3cret-value", by="test")
         await agrees(remote | post)
-        await use_policy(lock, text)
+        await use_policy(app, text)
         await agrees(remote)
-        await lock.journal.commit(lambda one: upstreams.mark_probed(one, "far", "available", "", 3))
-        await lock.secrets.remove("mail/key", by="test")
-        await lock.journal.changes.look()
+        await app.journal.commit(lambda one: upstreams.mark_probed(one, "far", "available", "", 3))
+        await app.secrets.remove("mail/key", by="test")
+        await app.journal.changes.look()
         await agrees(mail)
         # Adapters for agent frameworks offer the same.
-        kit = Toolkit(lock, token=wires.http.headers["authorization"].removeprefix("Bearer "))
+        kit = Toolkit(app, token=wires.http.headers["authorization"].removeprefix("Bearer "))
         offered = {contract.address for _, contract in await kit.named()}
         assert offered == {one.manifest.address for one in (*TOOLS, POSTED)} | {"office.remote"}
 
@@ -522,22 +520,20 @@ async def test_a_tool_leaves_a_surface_when_its_credential_expires(home: Path) -
     pinned = ({"tools": ["office.read_mail"]},)
     async with Interlock.open(
         home, clock=clock.clock, housekeeping=False, surface="search", surface_pinned=pinned
-    ) as lock:
-        await admit(lock, LENT)
-        service = Service(lock)
-        await lock.secrets.set("mail/key", "s3cret-value", by="test", expires_ms=lock.clock.now_ms() + 60_000)
+    ) as app:
+        await admit(app, LENT)
+        service = Service(app)
+        await app.secrets.set("mail/key", "s3cret-value", by="test", expires_ms=app.clock.now_ms() + 60_000)
 
         async def listed() -> list[str]:
-            return [
-                one.row.address for one in await service.surfaces.listed(await service.surfaces.attach(lock.caller))
-            ]
+            return [one.row.address for one in await service.surfaces.listed(await service.surfaces.attach(app.caller))]
 
         assert await listed() == ["office.read_mail"]
         clock.advance(59)
         assert await listed() == ["office.read_mail"]
         clock.advance(1)
         assert await listed() == []
-        assert [one["withdrawn"] for one in records(lock, kind="surface")] == [[], ["office.read_mail"]]
+        assert [one["withdrawn"] for one in records(app, kind="surface")] == [[], ["office.read_mail"]]
         await service.close()
 
 
@@ -570,10 +566,10 @@ async def test_listing_a_surface_takes_as_many_calls_of_functions_as_a_catalog_o
     for tools, mode, pinned in ((made[:40], "all", ()), (made, "search", ({"tools": names[:40]},))):
         async with Interlock.open(
             home / mode, clock=clock.clock, housekeeping=False, surface=mode, surface_pinned=pinned
-        ) as lock:
-            await admit(lock, *tools)
-            service = Service(lock)
-            caller = await service.surfaces.attach(lock.caller)
+        ) as app:
+            await admit(app, *tools)
+            service = Service(app)
+            caller = await service.surfaces.attach(app.caller)
             assert await _own_list(service, caller) == sorted(names[:40])
             counted.append(await _calls_of_functions(service, caller))
             await service.close()
@@ -586,33 +582,33 @@ async def test_a_surface_that_nobody_uses_is_forgotten_after_a_month_also_one_of
     pinned = ({"tools": ["office.translate"]},)
     async with Interlock.open(
         home, clock=clock.clock, housekeeping=False, surface="search", surface_pinned=pinned
-    ) as lock:
-        await admit(lock, *TOOLS)
-        service = Service(lock)
-        await service.surfaces.attach(lock.caller)  # it has pins alone
-        eve = Caller(id="eve", scopes=lock.caller.scopes)
+    ) as app:
+        await admit(app, *TOOLS)
+        service = Service(app)
+        await service.surfaces.attach(app.caller)  # it has pins alone
+        eve = Caller(id="eve", scopes=app.caller.scopes)
         await service.surfaces.attach(eve)
         clock.advance(20 * 86_400)
         await service.surfaces.load(["office.forecast"], eve)
         holders = "SELECT holder FROM surface ORDER BY holder"
-        assert lock.journal.reader.all(holders) == [("local:eve",), (f"local:{lock.caller.id}",)]
+        assert app.journal.reader.all(holders) == [("local:eve",), (f"local:{app.caller.id}",)]
         clock.advance(20 * 86_400)
-        await lock.background.maintain()
-        assert lock.journal.reader.all(holders) == [("local:eve",)]
+        await app.background.maintain()
+        assert app.journal.reader.all(holders) == [("local:eve",)]
         # It is made anew when its holder comes back.
-        await service.surfaces.attach(lock.caller)
-        assert len(lock.journal.reader.all(holders)) == 2
+        await service.surfaces.attach(app.caller)
+        assert len(app.journal.reader.all(holders)) == 2
         clock.advance(40 * 86_400)
-        await lock.background.maintain()
-        assert lock.journal.reader.all(holders) == []
-        assert lock.journal.reader.all("SELECT holder FROM surface_tool") == []
+        await app.background.maintain()
+        assert app.journal.reader.all(holders) == []
+        assert app.journal.reader.all("SELECT holder FROM surface_tool") == []
         await service.close()
 
 
 async def test_the_tool_that_was_used_last_is_forgotten_last(wires: Wires) -> None:
     from interlock.store import surfaces
 
-    lock = wires.lock
+    app = wires.app
     names = ["office.send_email", "office.create_invoice"]
     await wires.http.post("/v1/tools/load", json={"names": names})
 
@@ -626,9 +622,9 @@ async def test_the_tool_that_was_used_last_is_forgotten_last(wires: Wires) -> No
             return (await order())[0] == name
 
         await until(first)
-    await lock.journal.commit(lambda one: surfaces.load(one, _holder(lock), [], 1))
+    await app.journal.commit(lambda one: surfaces.load(one, _holder(app), [], 1))
     assert await order() == ["office.create_invoice"]
 
 
-def _holder(lock: Interlock) -> str:
-    return lock.journal.reader.one("SELECT holder FROM surface_tool")[0]
+def _holder(app: Interlock) -> str:
+    return app.journal.reader.one("SELECT holder FROM surface_tool")[0]

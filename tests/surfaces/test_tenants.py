@@ -64,21 +64,21 @@ class Tenants(RuleBasedStateMachine):
             home, housekeeping=False, surface="search", surface_doors=("mcp", "rest"), search_encoder="none",
             recommend_callers=1,
         )  # fmt: skip
-        self.lock = await opening.__aenter__()
+        self.app = await opening.__aenter__()
         self.closing = opening
-        if not self.lock.issuer_keys.all():
-            self.lock.issuer_keys.init("EdDSA")
-        self.service = Service(self.lock)
-        self.lock.listen(self.events.append)
+        if not self.app.issuer_keys.all():
+            self.app.issuer_keys.init("EdDSA")
+        self.service = Service(self.app)
+        self.app.listen(self.events.append)
         for tenant in TENANTS:
-            await self.lock.identities.register(
+            await self.app.identities.register(
                 Identity(did=did_of(tenant), name=tenant, kind="agent", trust=80, tenant=tenant), by="test"
             )
             await self._issue(tenant, [ToolGrant(f"{tenant}.*")])
 
     async def _issue(self, tenant: str, grants: list[ToolGrant]) -> None:
-        token = await self.lock.tokens.issue(subject=did_of(tenant), tools=grants, by=self.lock.caller)
-        self.callers[tenant] = await self.lock.caller_of(token)
+        token = await self.app.tokens.issue(subject=did_of(tenant), tools=grants, by=self.app.caller)
+        self.callers[tenant] = await self.app.caller_of(token)
 
     def teardown(self) -> None:
         if self.callers:
@@ -98,8 +98,8 @@ class Tenants(RuleBasedStateMachine):
             self.run(self._add(offer(name, f"Look after the {topic} of somebody.", namespace=tenant)))
 
     async def _add(self, tool: Any) -> None:
-        await admit(self.lock, tool)
-        await self.lock.catalog.forget()
+        await admit(self.app, tool)
+        await self.app.catalog.forget()
 
     @rule(tenant=tenants, topic=topics, every=st.booleans())
     def grant(self, tenant: str, topic: str, every: bool) -> None:
@@ -154,12 +154,12 @@ class Tenants(RuleBasedStateMachine):
     async def _fit(self, tenant: str, query: str, budget: int) -> Any:
         """What a window is offered, what tools cost in it, and the schema of one of them."""
         caller = self.callers[tenant]
-        offered = [await self.lock.affordances(budget=budget, query=one, caller=caller) for one in (query, "")]
-        costs = await self.lock.token_costs(caller=caller)
-        window = await self.lock.window(8000, caller=caller)
+        offered = [await self.app.affordances(budget=budget, query=one, caller=caller) for one in (query, "")]
+        costs = await self.app.token_costs(caller=caller)
+        window = await self.app.window(8000, caller=caller)
         loaded = await window.load(query)
         try:
-            part: Any = await self.lock.schema_part(query, "", caller=caller)
+            part: Any = await self.app.schema_part(query, "", caller=caller)
         except Failure as failure:
             part = failure.envelope("")
         return [one.document() for one in (*offered, loaded)], costs, part
@@ -170,22 +170,22 @@ class Tenants(RuleBasedStateMachine):
         self.told(tenant, name, self._recommend(tenant, name))
 
     async def _choose(self, tenant: str, query: str, faster: bool) -> Any:
-        made = await self.lock.select(query, caller=self.callers[tenant], cheaper=True, faster=faster, intent=False)
+        made = await self.app.select(query, caller=self.callers[tenant], cheaper=True, faster=faster, intent=False)
         offered: list[Any] = []
 
         async def selector(_: str, tools: Any) -> Any:
             offered.extend(tools)
             return {"tool": f"{_other(tenant)}.invoice_of_{_other(tenant)}", "parameters": {"value": "x"}}
 
-        named = await self.lock.select(query, caller=self.callers[tenant], selector=selector, intent=False)
+        named = await self.app.select(query, caller=self.callers[tenant], selector=selector, intent=False)
         assert named.chosen is None
         # The tool that the model named is its own word: it comes back in the refusal.
         return made.document(), offered, {**named.document(), "refused": None, "stages": []}
 
     async def _recommend(self, tenant: str, name: str) -> Any:
         caller = self.callers[tenant]
-        found = [one.document() for one in await self.lock.recommend(caller=caller)]
-        return found, [one.document() for one in await self.lock.recommend(name, caller=caller)]
+        found = [one.document() for one in await self.app.recommend(caller=caller)]
+        return found, [one.document() for one in await self.app.recommend(name, caller=caller)]
 
     def told(self, tenant: str, said: str, work: Coroutine[Any, Any, Any]) -> None:
         """Do something as a caller: nothing that comes back names a tool of the other tenant, but their own words."""

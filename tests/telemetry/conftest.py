@@ -19,8 +19,8 @@ from tests.telemetry import tools
 async def watched_home(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prepared home with our tools admitted as well; tests work on copies."""
     home = Path(shutil.copytree(prepared_home, tmp_path_factory.mktemp("watched") / "home"))
-    async with Interlock.open(home) as lock:
-        await lock.add(*tools.TOOLS)
+    async with Interlock.open(home) as app:
+        await app.add(*tools.TOOLS)
     return home
 
 
@@ -32,7 +32,7 @@ def home(watched_home: Path, tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture
-async def lock(home: Path) -> AsyncGenerator[Interlock]:
+async def app(home: Path) -> AsyncGenerator[Interlock]:
     async with Interlock.open(home) as opened:
         attach(opened)
         yield opened

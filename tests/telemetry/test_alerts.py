@@ -85,22 +85,22 @@ def test_a_listener_that_fails_keeps_nobody_from_hearing(caplog: pytest.LogCaptu
     assert "a listener failed" in caplog.text
 
 
-async def test_what_calls_and_people_do_reaches_the_sink(lock: Interlock) -> None:
+async def test_what_calls_and_people_do_reaches_the_sink(app: Interlock) -> None:
     heard: list[Alert] = []
-    lock.gateway.telemetry.alerts.listeners.append(heard.append)
-    wrong = await lock.call("seen.liar", text="b")
-    quiet = await lock.call("demo.echo", value=1)
+    app.gateway.telemetry.alerts.listeners.append(heard.append)
+    wrong = await app.call("seen.liar", text="b")
+    quiet = await app.call("demo.echo", value=1)
     assert quiet.ok
     assert [(one.name, one.invocation_id, one.trace_id) for one in heard] == [
         ("TOOL_OUTPUT_SCHEMA_VIOLATION", wrong.invocation_id, wrong.trace_id)
     ]
     heard.clear()
-    pending = await lock.call("demo.send", to="a", key="k")
-    await lock.approvals.deny(
+    pending = await app.call("demo.send", to="a", key="k")
+    await app.approvals.deny(
         pending.metadata["pending"]["ticketId"], by=Caller(id="boss", groups=frozenset({"approvers"}))
     )
     assert [(one.name, one.severity) for one in heard] == [("approval.denied", "info")]
-    assert lock.gateway.observer.metrics["approval.denied"] == 1
+    assert app.gateway.observer.metrics["approval.denied"] == 1
 
 
 class Maps:
@@ -122,12 +122,12 @@ async def test_a_breaker_that_opens_reads_otherwise_than_one_that_closes(
 ) -> None:
     time = FakeClock()
     caplog.set_level("INFO", "interlock.alerts")
-    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as lock:
-        await lock.add(route)
+    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as app:
+        await app.add(route)
         for there, calls in ((False, 5), (True, 3)):
             Maps.there = there
             for _ in range(calls):
-                assert (await lock.call("far.route", text="b")).ok is there
+                assert (await app.call("far.route", text="b")).ok is there
             time.advance(61)
     assert [line.getMessage() for line in caplog.records if line.name == "interlock.alerts"] == [
         "SERVICE_BREAKER: service maps: was closed, is open",
@@ -195,11 +195,9 @@ def test_memory_is_a_share_of_what_this_process_may_have() -> None:
 
 @pytest.mark.supports("IDEM-10")
 @pytest.mark.part_of("OBS-09", rest=REST)
-async def test_whatever_goes_wrong_in_a_place_is_told_by_its_name_with_its_severity(
-    lock: Interlock, home: Path
-) -> None:
+async def test_whatever_goes_wrong_in_a_place_is_told_by_its_name_with_its_severity(app: Interlock, home: Path) -> None:
     heard: list[Alert] = []
-    lock.gateway.telemetry.alerts.listeners.append(heard.append)
+    app.gateway.telemetry.alerts.listeners.append(heard.append)
 
     def told() -> list[tuple[str, str]]:
         found = [(alert.name, alert.severity) for alert in heard]
@@ -212,22 +210,22 @@ async def test_whatever_goes_wrong_in_a_place_is_told_by_its_name_with_its_sever
         (("seen.sneak", {"text": "b"}), ("MUTATION_CLASS_VIOLATION", "critical")),
         (("seen.idle", {"name": "b"}), ("WRITE_TOOL_NO_MUTATION", "info")),
     ):
-        result = await lock.call(*call, key="k")
+        result = await app.call(*call, key="k")
         assert {(one.invocation_id, one.trace_id) for one in heard} == {(result.invocation_id, result.trace_id)}
         assert expected in told()
 
     sample.flaky.failures = [Failure("E3502", retry_after_ms=1)] * 9
-    assert not (await lock.call_with_retries("demo.unsteady", {"name": "b"}, key="r")).ok
+    assert not (await app.call_with_retries("demo.unsteady", {"name": "b"}, key="r")).ok
     assert told() == [("RETRY_BUDGET_EXHAUSTED", "warning")]
 
     spoilt = {"name": "spoilt", "path": "/", "description": "Cannot be read.", "input_schema": {"type": "nonsense"}}
     config: dict[str, object] = {"urls": ["http://127.0.0.1:9"], "tools": [spoilt], "allow_private": True}
-    await lock.upstreams.add("far", "http", config, by=lock.caller)
+    await app.upstreams.add("far", "http", config, by=app.caller)
     assert told() == [("INVALID_TOOL_SCHEMA", "warning")]
 
     boss = Caller(id="boss", groups=frozenset({"approvers"}))
-    for number, decide in enumerate((lock.approvals.approve, lock.approvals.deny)):
-        pending = await lock.call("demo.send", to="a", key=f"p{number}")
+    for number, decide in enumerate((app.approvals.approve, app.approvals.deny)):
+        pending = await app.call("demo.send", to="a", key=f"p{number}")
         await decide(pending.metadata["pending"]["ticketId"], by=boss)
     assert told() == [("approval.approved", "info"), ("approval.denied", "info")]
 
@@ -237,13 +235,13 @@ async def test_whatever_goes_wrong_in_a_place_is_told_by_its_name_with_its_sever
 async def test_a_version_that_comes_to_its_end_is_told_of(home: Path) -> None:
     time = FakeClock()
     heard: list[Alert] = []
-    async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
-        lock.gateway.telemetry.alerts.listeners.append(heard.append)
-        await lock.journal.commit(deprecate("seen.slow", "1.0.0", by="ann", migration_guide="https://a.example/b"))
+    async with Interlock.open(home, clock=time.clock, housekeeping=False) as app:
+        app.gateway.telemetry.alerts.listeners.append(heard.append)
+        await app.journal.commit(deprecate("seen.slow", "1.0.0", by="ann", migration_guide="https://a.example/b"))
         time.advance(8 * 86_400)
-        await lock.maintain()
+        await app.maintain()
         time.advance(90 * 86_400)
-        await lock.maintain()
+        await app.maintain()
     names = [alert.name for alert in heard if alert.name.startswith(("DEPRECATION", "TOOL_VERSION"))]
     assert names[0] == "DEPRECATION_MIGRATION_COMPLETE"
     assert names[-1] == "TOOL_VERSION_REMOVED"
@@ -258,16 +256,16 @@ async def test_what_this_place_itself_can_run_out_of_is_told_before_it_does(
     for name, size in (("MAX_QUEUE_SIZE", 40), ("MAX_EXPORT_BATCH_SIZE", 40), ("SCHEDULE_DELAY", 600_000)):
         monkeypatch.setenv(f"OTEL_BSP_{name}", str(size))
     async with HttpServer.open() as collector, traced(home, otlp_endpoint=collector.url) as seen:
-        lock, heard = seen.lock, list[Alert]()
-        lock.gateway.telemetry.alerts.listeners.append(heard.append)
-        async with serving(Service(lock), Listening(port=0)) as server:
+        app, heard = seen.app, list[Alert]()
+        app.gateway.telemetry.alerts.listeners.append(heard.append)
+        async with serving(Service(app), Listening(port=0)) as server:
             streams = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(4)]
             for reader, writer in streams:
                 writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
                 assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
-            while lock.gateway.telemetry.alerts.levels()["trace export"] < FULL:
-                assert (await lock.call("demo.add", a=1)).ok
-            lock.gateway.telemetry.alerts.look()
+            while app.gateway.telemetry.alerts.levels()["trace export"] < FULL:
+                assert (await app.call("demo.add", a=1)).ok
+            app.gateway.telemetry.alerts.look()
             for _, writer in streams:
                 writer.close()
     near = {alert.facts["limit"]: alert.facts["used"] for alert in heard if alert.name == "LIMIT_NEAR"}
@@ -279,11 +277,11 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def test_limits_are_looked_at_as_calls_go_by(lock: Interlock) -> None:
-    alerts = lock.gateway.telemetry.alerts
+async def test_limits_are_looked_at_as_calls_go_by(app: Interlock) -> None:
+    alerts = app.gateway.telemetry.alerts
     heard: list[Alert] = []
     alerts.listeners.append(heard.append)
     alerts.watch("pool", lambda: 0.9)
     alerts.due = 0.0
-    assert (await lock.call("demo.add", a=1)).ok
+    assert (await app.call("demo.add", a=1)).ok
     assert [one.facts["limit"] for one in heard] == ["pool"]

@@ -57,10 +57,10 @@ def collector() -> Generator[Collector]:
 
 async def test_spans_are_sent_to_the_collector_and_nothing_is_left_behind_at_the_end(home: Path) -> None:
     with collector() as server:
-        async with Interlock.open(home, otlp_endpoint=server.address) as lock:
-            attach(lock)
-            result = await lock.call("demo.add", a=1)
-            failed = await lock.call("seen.crash", how="raise")
+        async with Interlock.open(home, otlp_endpoint=server.address) as app:
+            attach(app)
+            result = await app.call("demo.add", a=1)
+            failed = await app.call("seen.crash", how="raise")
     assert {path for path, _ in server.got} == {"/v1/traces"}
     batches = [ExportTraceServiceRequest.FromString(body) for _, body in server.got]
     sent = [
@@ -79,9 +79,9 @@ async def test_spans_are_sent_to_the_collector_and_nothing_is_left_behind_at_the
 
 async def test_a_ratio_of_nought_sends_nothing(home: Path) -> None:
     with collector() as server:
-        async with Interlock.open(home, otlp_endpoint=server.address, trace_ratio=0.0) as lock:
-            attach(lock)
-            assert (await lock.call("demo.add", a=1)).ok
+        async with Interlock.open(home, otlp_endpoint=server.address, trace_ratio=0.0) as app:
+            attach(app)
+            assert (await app.call("demo.add", a=1)).ok
     assert server.got == []
 
 
@@ -104,8 +104,8 @@ async def test_a_collector_whose_answer_has_no_end_is_cut_off(home: Path) -> Non
         flood(connection, b"1000\r\n" + b" " * 4096 + b"\r\n")
 
     with raw_server(serve) as server:
-        async with Interlock.open(home, otlp_endpoint=f"http://127.0.0.1:{server.port}") as lock:
-            attach(lock)
-            assert (await lock.call("demo.add", a=1)).ok
+        async with Interlock.open(home, otlp_endpoint=f"http://127.0.0.1:{server.port}") as app:
+            attach(app)
+            assert (await app.call("demo.add", a=1)).ok
         assert server.accepted >= 1
         assert await server.all_closed()

@@ -36,7 +36,7 @@ async def connected(one: Traced, urls: list[str]) -> None:
     """Add an upstream whose one tool is a read, for which there are up to three attempts."""
     overlay = {"tools": {"look": {"mutation_class": "read_only"}}}
     config: Json = {"urls": urls, "tools": [LOOK], "allow_private": True}
-    await one.lock.upstreams.add("svc", "http", config, by=one.lock.caller, overlay=overlay)
+    await one.app.upstreams.add("svc", "http", config, by=one.app.caller, overlay=overlay)
     one.take()
 
 
@@ -69,7 +69,7 @@ async def test_each_attempt_of_an_external_call_has_a_span_and_the_upstream_hang
     async with HttpServer.open() as server, traced(home) as one:
         await connected(one, [server.url])
         server.answers = [Answer(status=503, body=SECRET.encode()), Answer(status=500), Answer(body=b'{"ok": true}')]
-        assert (await one.lock.call("svc.look", q=SECRET)).ok
+        assert (await one.app.call("svc.look", q=SECRET)).ok
         (tree,) = one.trees()
     call = external(tree)
     assert tree.shape[1][2] == (
@@ -94,7 +94,7 @@ async def test_each_endpoint_that_is_tried_is_an_attempt_of_its_own(home: Path) 
     async with HttpServer.open() as server, traced(home) as one:
         nobody = free_port()
         await connected(one, [f"http://127.0.0.1:{nobody}", server.url])
-        assert (await one.lock.call("svc.look")).ok
+        assert (await one.app.call("svc.look")).ok
         (tree,) = one.trees()
     first, second = external(tree).children
     assert (first.shape, second.shape) == ("Attempt!UPSTREAM_FAILURE", "Attempt")
@@ -111,11 +111,11 @@ async def test_the_status_of_a_grpc_attempt_is_told(home: Path, tmp_path: Path) 
     async with ShopServer.open(tmp_path) as server, traced(home) as one:
         config: Json = {"targets": [f"127.0.0.1:{server.port}"], "plaintext": True, "allow_private": True}
         overlay = {"tools": {"shop.v1.Shop.Get": {"mutation_class": "read_only"}}}
-        report = await one.lock.upstreams.add("shop", "grpc", config, by=one.lock.caller, overlay=overlay)
+        report = await one.app.upstreams.add("shop", "grpc", config, by=one.app.caller, overlay=overlay)
         address = next(tool.address for tool in report.tools if tool.name == "shop.v1.Shop.Get")
         one.take()
         server.answer = refuse
-        assert not (await one.lock.call(address, {})).ok
+        assert not (await one.app.call(address, {})).ok
         (tree,) = one.trees()
     (attempt,) = external(tree).children
     assert attempt.attributes["rpc.response.status_code"] == "FAILED_PRECONDITION"
@@ -134,11 +134,11 @@ async def test_the_span_of_an_attempt_ends_when_it_is_cut_off(home: Path, ending
             return Answer(hang=True)
 
         server.otherwise = hang
-        request = one.lock.gateway.with_id(one.lock.request("svc.look", timeout_s=1.5 if ending == "late" else None))
-        task = asyncio.create_task(one.lock.gateway.invoke(request))
+        request = one.app.gateway.with_id(one.app.request("svc.look", timeout_s=1.5 if ending == "late" else None))
+        task = asyncio.create_task(one.app.gateway.invoke(request))
         await arrived.wait()
         if ending == "cancelled":
-            assert await one.lock.cancel(request.id or "") == "canceled"
+            assert await one.app.cancel(request.id or "") == "canceled"
         assert not (await task).ok
         (tree,) = one.trees()
         assert one.tracer.open == 0
@@ -156,7 +156,7 @@ async def test_an_attempt_that_used_up_its_own_time_is_late_and_not_cancelled(ho
     async with HttpServer.open() as server, traced(home) as one:
         await connected(one, [server.url])
         server.answers = [Answer(hang=True), Answer()]
-        assert (await one.lock.call("svc.look", timeout_s=4)).ok
+        assert (await one.app.call("svc.look", timeout_s=4)).ok
         (tree,) = one.trees()
     assert [child.shape for child in external(tree).children] == ["Attempt!DEADLINE_EXCEEDED", "Attempt"]
 
@@ -179,19 +179,19 @@ async def fetching(
             timeout_s=120,
         )  # fmt: skip
         reach = declare(reaching.reach)
-        await one.lock.journal.commit(publish(reach))
-        one.lock.catalog.attach(reach)
-        yield one, one.lock
+        await one.app.journal.commit(publish(reach))
+        one.app.catalog.attach(reach)
+        yield one, one.app
 
 
 @pytest.mark.proves("OBS-01")
 async def test_each_request_of_a_sandboxed_tool_through_the_proxy_has_a_span(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with HttpServer.open() as server, fetching(home, server.port, monkeypatch) as (one, lock):
+    async with HttpServer.open() as server, fetching(home, server.port, monkeypatch) as (one, app):
         server.answers = [Answer(status=200), Answer(status=404)]
         url = f"http://localhost:{server.port}/private-path?token={SECRET}"
-        assert (await lock.call("cell.reach", url=url, times=2, password=SECRET)).unwrap() == [200, 404]
+        assert (await app.call("cell.reach", url=url, times=2, password=SECRET)).unwrap() == [200, 404]
         (tree,) = one.trees()
     first, second = tree["Execute"].children
     assert (first.shape, second.shape) == ("External", "External")
@@ -209,9 +209,9 @@ async def test_each_request_of_a_sandboxed_tool_through_the_proxy_has_a_span(
 async def test_a_request_that_the_proxy_refuses_has_a_span_that_says_so_and_tells_nothing_private(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with HttpServer.open() as server, fetching(home, server.port, monkeypatch) as (one, lock):
+    async with HttpServer.open() as server, fetching(home, server.port, monkeypatch) as (one, app):
         for host in ("elsewhere.example", f"{SECRET}.example"):
-            refused = await lock.call("cell.reach", url=f"http://{host}:{server.port}/", password=SECRET)
+            refused = await app.call("cell.reach", url=f"http://{host}:{server.port}/", password=SECRET)
             assert refused.error is not None
             assert refused.error.code == "E3406"
         trees = one.trees()
@@ -225,7 +225,7 @@ async def test_a_request_that_the_proxy_refuses_has_a_span_that_says_so_and_tell
 
 @pytest.mark.proves("OBS-01")
 async def test_the_span_of_a_request_ends_when_its_tool_is_killed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with HttpServer.open() as server, fetching(home, server.port, monkeypatch) as (one, lock):
+    async with HttpServer.open() as server, fetching(home, server.port, monkeypatch) as (one, app):
         arrived = asyncio.Event()
 
         def hang(_: Got) -> Answer:
@@ -233,10 +233,10 @@ async def test_the_span_of_a_request_ends_when_its_tool_is_killed(home: Path, mo
             return Answer(hang=True)
 
         server.otherwise = hang
-        request = lock.gateway.with_id(lock.request("cell.reach", {"url": f"http://localhost:{server.port}/"}))
-        task = asyncio.create_task(lock.gateway.invoke(request))
+        request = app.gateway.with_id(app.request("cell.reach", {"url": f"http://localhost:{server.port}/"}))
+        task = asyncio.create_task(app.gateway.invoke(request))
         await arrived.wait()
-        assert await lock.cancel(request.id or "") == "canceled"
+        assert await app.cancel(request.id or "") == "canceled"
         assert not (await task).ok
         (tree,) = one.trees()
         assert one.tracer.open == 0
@@ -249,11 +249,11 @@ async def test_the_spans_of_one_call_are_bounded_and_those_left_out_are_counted(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = 7
-    async with HttpServer.open() as server, fetching(home, server.port, monkeypatch) as (one, lock):
+    async with HttpServer.open() as server, fetching(home, server.port, monkeypatch) as (one, app):
         url = f"http://localhost:{server.port}/"
-        assert len((await lock.call("cell.reach", url=url, times=MOST_OUTBOUND + more)).unwrap()) == len(server.got)
+        assert len((await app.call("cell.reach", url=url, times=MOST_OUTBOUND + more)).unwrap()) == len(server.got)
         (tree,) = one.trees()
-        kept = one.tracer.of(tree.attributes["tool.invocation_id"], lock.caller)
+        kept = one.tracer.of(tree.attributes["tool.invocation_id"], app.caller)
         assert kept == []
     assert len(server.got) == MOST_OUTBOUND + more
     assert len(tree["Execute"].children) == MOST_OUTBOUND

@@ -45,11 +45,11 @@ def log() -> Iterator[Log]:
 
 
 @pytest.mark.part_of("OBS-09", rest="saga_compensation_failure, which nothing fires yet")
-async def test_every_line_of_a_call_is_json_with_both_ids_and_without_its_secrets(lock: Interlock, log: Log) -> None:
-    broken = await lock.call("seen.crash", how="raise")
-    wrong = await lock.call("seen.liar", text="b")
-    work = await lock.call("seen.worker", password="hunter2hunter2")
-    await lock.call("demo.echo", value=SECRET)
+async def test_every_line_of_a_call_is_json_with_both_ids_and_without_its_secrets(app: Interlock, log: Log) -> None:
+    broken = await app.call("seen.crash", how="raise")
+    wrong = await app.call("seen.liar", text="b")
+    work = await app.call("seen.worker", password="hunter2hunter2")
+    await app.call("demo.echo", value=SECRET)
     lines = log.lines()
     told = {(line["trace_id"], line["invocation_id"]) for line in lines if line["logger"] != "interlock.tool"}
     assert told == {(broken.trace_id, broken.invocation_id), (wrong.trace_id, wrong.invocation_id)}

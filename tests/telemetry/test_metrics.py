@@ -46,25 +46,25 @@ async def test_the_table_is_the_clause() -> None:
 @pytest.mark.proves("OBS-03")
 async def test_scripted_calls_give_the_values_that_one_works_out_by_hand(home: Path) -> None:
     fake = FakeClock()
-    async with Interlock.open(home, clock=fake.clock, housekeeping=False) as lock:
-        attach(lock)
+    async with Interlock.open(home, clock=fake.clock, housekeeping=False) as app:
+        attach(app)
 
         async def taking(seconds: float, text: str) -> None:
             tools.meanwhile = lambda: fake.advance(seconds)
-            await lock.call("seen.slow", text=text)
+            await app.call("seen.slow", text=text)
 
         for seconds in (0.0002, 0.003, 0.003, 0.04):
             await taking(seconds, "a")
-        assert not (await lock.call("seen.slow", text=7)).ok  # bad input
-        assert not (await lock.call("seen.liar", text="b")).ok  # bad output
-        assert (await lock.call("seen.liar", text="a")).ok
-        assert (await lock.call("seen.worker", password="x")).ok  # costs 0.25 and 0.5
-        assert (await lock.call("seen.worker", password="y")).ok
+        assert not (await app.call("seen.slow", text=7)).ok  # bad input
+        assert not (await app.call("seen.liar", text="b")).ok  # bad output
+        assert (await app.call("seen.liar", text="a")).ok
+        assert (await app.call("seen.worker", password="x")).ok  # costs 0.25 and 0.5
+        assert (await app.call("seen.worker", password="y")).ok
         for _ in range(4):
-            assert (await lock.call("demo.increment", name="n", key="k")).ok  # one run, three replays
-        assert not (await lock.call("secret.customer-name", a=1)).ok
-        lock.gateway.telemetry.metrics.retried(await lock.catalog.prepared("demo.increment", None))
-        samples = await render(lock)
+            assert (await app.call("demo.increment", name="n", key="k")).ok  # one run, three replays
+        assert not (await app.call("secret.customer-name", a=1)).ok
+        app.gateway.telemetry.metrics.retried(await app.catalog.prepared("demo.increment", None))
+        samples = await render(app)
 
     slow = {"toolId": "seen.slow", "version": "1.0.0"}
     count = "tool_invocation_count"
@@ -92,30 +92,30 @@ async def test_scripted_calls_give_the_values_that_one_works_out_by_hand(home: P
 
 
 @pytest.mark.supports("OBS-03")
-async def test_calls_that_ran_out_of_time_are_a_share_of_all(lock: Interlock) -> None:
+async def test_calls_that_ran_out_of_time_are_a_share_of_all(app: Interlock) -> None:
     await asyncio.gather(
-        lock.call("seen.crash", how="hang", timeout_s=0.01), *(lock.call("seen.crash", how="a") for _ in range(3))
+        app.call("seen.crash", how="hang", timeout_s=0.01), *(app.call("seen.crash", how="a") for _ in range(3))
     )
     labels = {"toolId": "seen.crash", "version": "1.0.0", "timeoutClass": "standard"}
-    assert of(await render(lock), "tool_invocation_timeout_rate", **labels) == 0.25
+    assert of(await render(app), "tool_invocation_timeout_rate", **labels) == 0.25
 
 
 @pytest.mark.proves("OBS-03")
 async def test_tickets_are_counted_from_the_store_whichever_process_decides(home: Path) -> None:
     fake = FakeClock()
     boss = Caller(id="boss", groups=frozenset({"approvers"}))
-    async with Interlock.open(home, clock=fake.clock, housekeeping=False) as lock:
-        attach(lock)
-        found = [await lock.call("demo.send", to="a", key=f"k{n}") for n in range(4)]
+    async with Interlock.open(home, clock=fake.clock, housekeeping=False) as app:
+        attach(app)
+        found = [await app.call("demo.send", to="a", key=f"k{n}") for n in range(4)]
         ticket = [one.metadata["pending"]["ticketId"] for one in found]
-        assert of(await render(lock), "tool_approval_pending_count", toolId="demo.send", approverGroup="approvers") == 4
+        assert of(await render(app), "tool_approval_pending_count", toolId="demo.send", approverGroup="approvers") == 4
         fake.advance(3)
         async with Interlock.open(home, clock=fake.clock, housekeeping=False) as other:
             await other.approvals.approve(ticket[0], by=boss)
             fake.advance(7)
             await other.approvals.deny(ticket[1], by=boss)
-        (await lock.approved_calls.resume(ticket[0])).unwrap()
-        samples = await render(lock)
+        (await app.approved_calls.resume(ticket[0])).unwrap()
+        samples = await render(app)
         assert of(samples, "tool_approval_pending_count", toolId="demo.send", approverGroup="approvers") == 2
         name = "tool_approval_resolution_time_ms"
         assert of(samples, f"{name}_sum", toolId="demo.send", resolution="approved") == 3000
@@ -123,18 +123,18 @@ async def test_tickets_are_counted_from_the_store_whichever_process_decides(home
         assert of(samples, f"{name}_bucket", toolId="demo.send", resolution="approved", le="5000.0") == 1
         assert of(samples, f"{name}_sum", toolId="demo.send", resolution="denied") == 10_000
         fake.advance(10 * 86_400)
-        await lock.approvals.sweep()
-        samples = await render(lock)
+        await app.approvals.sweep()
+        samples = await render(app)
         assert of(samples, f"{name}_count", toolId="demo.send", resolution="auto_denied") == 2
         assert "tool_approval_pending_count" not in samples
 
 
 @pytest.mark.proves("OBS-03")
-async def test_no_label_holds_what_a_caller_sent(lock: Interlock) -> None:
+async def test_no_label_holds_what_a_caller_sent(app: Interlock) -> None:
     secret = 'zq"9\n\\'
     for tool in (secret, f"demo.{secret}", f"demo.add@{secret}", "demo.add"):
         for arguments in ({secret: secret}, {"a": secret}, {"a": 1}):
-            await lock.call(
+            await app.call(
                 tool,
                 arguments,
                 key=secret,
@@ -144,8 +144,8 @@ async def test_no_label_holds_what_a_caller_sent(lock: Interlock) -> None:
                 version=secret,
                 door="library",
             )
-            await lock.call(tool, arguments, caller=Caller(id=secret, tenant=secret))
-    text = await lock.gateway.telemetry.metrics.render()
+            await app.call(tool, arguments, caller=Caller(id=secret, tenant=secret))
+    text = await app.gateway.telemetry.metrics.render()
     assert b"\ntool_invocation_count{" in text
     assert b"zq" not in text
     assert {dict(labels)["toolId"] for labels in scraped(text)["tool_invocation_count"]} == {"unknown", "demo.add"}
@@ -173,17 +173,17 @@ def test_quantiles_can_be_derived_to_the_width_of_a_bucket(values: list[float]) 
 
 async def test_shares_are_of_the_last_quarter_of_an_hour(home: Path) -> None:
     fake = FakeClock()
-    async with Interlock.open(home, clock=fake.clock, housekeeping=False) as lock:
-        attach(lock)
+    async with Interlock.open(home, clock=fake.clock, housekeeping=False) as app:
+        attach(app)
 
         async def share() -> float:
-            return of(await render(lock), "tool_schema_validation_failure_rate", toolId="demo.add", phase="input")
+            return of(await render(app), "tool_schema_validation_failure_rate", toolId="demo.add", phase="input")
 
         async def calls(good: int, bad: int) -> None:
             for _ in range(good):
-                await lock.call("demo.add", a=1)
+                await app.call("demo.add", a=1)
             for _ in range(bad):
-                await lock.call("demo.add", a="x")
+                await app.call("demo.add", a="x")
 
         await calls(0, 4)
         assert await share() == 1.0
@@ -206,25 +206,25 @@ async def test_signals_and_limits_are_told_as_well() -> None:
     assert of(samples, "interlock_limit_used", limit="memory") == 0.25
 
 
-async def test_how_long_changes_of_other_processes_were_not_read_is_a_limit_too(lock: Interlock) -> None:
-    lock.journal.changes.start()
-    lock.journal.changes.catch_up()
-    assert of(await render(lock), "interlock_limit_used", limit="unread changes") >= 0.0
+async def test_how_long_changes_of_other_processes_were_not_read_is_a_limit_too(app: Interlock) -> None:
+    app.journal.changes.start()
+    app.journal.changes.catch_up()
+    assert of(await render(app), "interlock_limit_used", limit="unread changes") >= 0.0
 
 
-async def test_a_call_that_failed_for_its_own_reasons_is_no_bad_input(lock: Interlock) -> None:
+async def test_a_call_that_failed_for_its_own_reasons_is_no_bad_input(app: Interlock) -> None:
     sample.flaky.failures = [Failure("INVALID_INPUT", "no")]
-    result: Any = await lock.call("demo.unsteady", name="a", key="k")
+    result: Any = await app.call("demo.unsteady", name="a", key="k")
     assert result.state == "failed"
-    assert of(await render(lock), "tool_schema_validation_failure_rate", toolId="demo.unsteady", phase="input") == 0.0
+    assert of(await render(app), "tool_schema_validation_failure_rate", toolId="demo.unsteady", phase="input") == 0.0
 
 
 @pytest.mark.proves("OBS-03")
 async def test_every_call_that_is_sent_again_is_counted(home: Path) -> None:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        attach(lock)
+    async with Interlock.open(home, housekeeping=False) as app:
+        attach(app)
         soon = Failure("E3502", "not now", retry_after_ms=1)
         flaky.failures = [soon, soon]
-        assert (await lock.call_with_retries("demo.unsteady", name="n", key="k")).ok
-        samples = await render(lock)
+        assert (await app.call_with_retries("demo.unsteady", name="n", key="k")).ok
+        samples = await render(app)
     assert of(samples, "tool_invocation_retries", toolId="demo.unsteady", version="1.0.0") == 2

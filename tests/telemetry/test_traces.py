@@ -30,7 +30,7 @@ WHOLE = ["Validate", "Authorize", "Execute", "Verify", "Return"]
 @pytest.mark.proves("OBS-01")
 async def test_a_call_is_a_span_with_one_child_for_each_phase(home: Path) -> None:
     async with traced(home) as one:
-        result = await one.lock.call("demo.add", a=1, b=2)
+        result = await one.app.call("demo.add", a=1, b=2)
         (tree,) = one.trees()
     assert tree.shape == ("tool.invoke", WHOLE)
     assert tree.attributes["tool.id"] == "demo.add"
@@ -53,7 +53,7 @@ async def test_a_call_is_a_span_with_one_child_for_each_phase(home: Path) -> Non
 @pytest.mark.proves("OBS-01")
 async def test_a_span_carries_what_the_call_cost(home: Path) -> None:
     async with traced(home) as one:
-        await one.lock.call("seen.worker", password="x")
+        await one.app.call("seen.worker", password="x")
         (tree,) = one.trees()
     assert tree.attributes["tool.cost"] == 0.75
 
@@ -64,12 +64,12 @@ async def test_a_failure_names_what_failed_on_its_phase_and_on_the_whole(home: P
     policy = home / "policy.cedar"
     policy.write_text(policy.read_text() + FORBIDDEN)
     async with traced(home) as one:
-        lock = one.lock
+        app = one.app
 
         async def shape(tool: str, /, **arguments: Any) -> Any:
             key = arguments.pop("key", None)
             timeout_s = arguments.pop("timeout_s", None)
-            await lock.call(tool, arguments, key=key, timeout_s=timeout_s)
+            await app.call(tool, arguments, key=key, timeout_s=timeout_s)
             (tree,) = one.trees()
             return tree.shape
 
@@ -114,10 +114,10 @@ async def test_the_span_of_a_failed_call_carries_tool_status_latency_and_cost(
     policy = home / "policy.cedar"
     policy.write_text(policy.read_text() + FORBIDDEN)
     async with traced(home) as one:
-        result = await one.lock.call(tool, arguments, timeout_s=0.5 if arguments.get("how") == "hang" else None)
+        result = await one.app.call(tool, arguments, timeout_s=0.5 if arguments.get("how") == "hang" else None)
         assert not result.ok
         (tree,) = one.trees()
-        (told, *_) = one.tracer.of(result.trace_id, one.lock.caller)
+        (told, *_) = one.tracer.of(result.trace_id, one.app.caller)
     known = tool != "demo.nothing"
     facts = tree.attributes
     assert (facts["tool.id"], facts["tool.version"]) == ((tool, "1.0.0") if known else ("unknown", ""))
@@ -131,7 +131,7 @@ async def test_the_span_of_a_failed_call_carries_tool_status_latency_and_cost(
 @pytest.mark.supports("OBS-01")
 async def test_what_was_asked_for_is_not_told_where_there_is_no_such_tool(home: Path) -> None:
     async with traced(home) as one:
-        await one.lock.call("secret.sauce", a=1)
+        await one.app.call("secret.sauce", a=1)
         (tree,) = one.trees()
     assert tree.attributes["tool.id"] == "unknown"
     assert "secret" not in tree.span.to_json()
@@ -140,8 +140,8 @@ async def test_what_was_asked_for_is_not_told_where_there_is_no_such_tool(home: 
 @pytest.mark.proves("OBS-01")
 async def test_calls_that_a_tool_makes_hang_under_its_execution(home: Path) -> None:
     async with traced(home) as one:
-        lock = one.lock
-        assert (await lock.call("seen.outer", depth=2)).unwrap() == 3
+        app = one.app
+        assert (await app.call("seen.outer", depth=2)).unwrap() == 3
         (tree,) = one.trees()
     for depth in range(4):
         assert [child.span.name for child in tree.children] == WHOLE
@@ -153,8 +153,8 @@ async def test_calls_that_a_tool_makes_hang_under_its_execution(home: Path) -> N
 @pytest.mark.proves("OBS-01")
 async def test_progress_parts_and_the_end_are_events_of_the_execution_and_hold_nothing_private(home: Path) -> None:
     async with traced(home) as one:
-        lock = one.lock
-        assert (await lock.call("seen.worker", password="hunter2hunter2")).ok
+        app = one.app
+        assert (await app.call("seen.worker", password="hunter2hunter2")).ok
         (tree,) = one.trees()
     assert tree["Execute"].events == [
         "tool.invocation.started",
@@ -171,7 +171,7 @@ async def test_progress_parts_and_the_end_are_events_of_the_execution_and_hold_n
 @pytest.mark.supports("OBS-01")
 async def test_an_undone_write_hangs_under_the_verification_that_asked_for_it(home: Path) -> None:
     async with traced(home) as one:
-        assert not (await one.lock.call("seen.slip", name="b", key="k")).ok
+        assert not (await one.app.call("seen.slip", name="b", key="k")).ok
         (tree,) = one.trees()
     (undo,) = tree["Verify"].children
     assert undo.shape == ("tool.invoke", WHOLE)
@@ -180,13 +180,13 @@ async def test_an_undone_write_hangs_under_the_verification_that_asked_for_it(ho
 @pytest.mark.supports("OBS-01")
 async def test_a_call_that_waits_for_a_person_ends_its_span_and_goes_on_in_the_same_trace(home: Path) -> None:
     async with traced(home) as one:
-        lock = one.lock
-        pending = await lock.call("demo.send", to="a", key="k")
+        app = one.app
+        pending = await app.call("demo.send", to="a", key="k")
         assert pending.pending
         (waiting,) = one.trees()
         ticket = pending.metadata["pending"]["ticketId"]
-        await lock.approvals.approve(ticket, by=Caller(id="boss", groups=frozenset({"approvers"})))
-        done = await lock.wait(pending)
+        await app.approvals.approve(ticket, by=Caller(id="boss", groups=frozenset({"approvers"})))
+        done = await app.wait(pending)
         (tree,) = one.trees()
     assert waiting.shape == ("tool.invoke", ["Validate", "Authorize"])
     assert waiting.attributes["tool.status"] == "awaiting_approval"
@@ -202,31 +202,31 @@ async def test_a_call_that_waits_for_a_person_ends_its_span_and_goes_on_in_the_s
 async def test_no_span_is_open_after_a_thousand_calls_of_every_kind(home: Path) -> None:
     dice = random.Random(5)
     async with traced(home) as one:
-        lock = one.lock
+        app = one.app
 
         async def cancelled() -> None:
-            task = asyncio.ensure_future(lock.call("seen.crash", how="hang"))
+            task = asyncio.ensure_future(app.call("seen.crash", how="hang"))
             for _ in range(dice.randrange(6)):
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
         kinds = [
-            lambda: lock.call("demo.add", a=1),
-            lambda: lock.call("demo.add", a="x"),
-            lambda: lock.call("demo.none"),
-            lambda: lock.call("seen.crash", how="raise"),
-            lambda: lock.call("seen.crash", how="exit"),
-            lambda: lock.call("seen.crash", how="hang", timeout_s=0.001),
-            lambda: lock.call("seen.liar", text="b"),
-            lambda: lock.call("seen.outer", depth=1),
-            lambda: lock.call("demo.increment", name="n", key=f"k{dice.randrange(50)}"),
-            lambda: lock.gateway.decline(lock.request("demo.add", {"a": 1}), Failure("E3412", "no")),
+            lambda: app.call("demo.add", a=1),
+            lambda: app.call("demo.add", a="x"),
+            lambda: app.call("demo.none"),
+            lambda: app.call("seen.crash", how="raise"),
+            lambda: app.call("seen.crash", how="exit"),
+            lambda: app.call("seen.crash", how="hang", timeout_s=0.001),
+            lambda: app.call("seen.liar", text="b"),
+            lambda: app.call("seen.outer", depth=1),
+            lambda: app.call("demo.increment", name="n", key=f"k{dice.randrange(50)}"),
+            lambda: app.gateway.decline(app.request("demo.add", {"a": 1}), Failure("E3412", "no")),
             cancelled,
         ]
         for _ in range(40):
             await asyncio.gather(*(dice.choice(kinds)() for _ in range(25)), return_exceptions=True)
-        await lock.journal.drain()
+        await app.journal.drain()
         assert one.tracer.open == 0
         spans = one.take()
     ids = {span.context.span_id for span in spans if span.context is not None}
@@ -238,17 +238,17 @@ async def test_no_span_is_open_after_a_thousand_calls_of_every_kind(home: Path) 
 async def test_a_sink_that_fails_costs_the_trace_and_nothing_else(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with traced(home) as one:
         one.tracer.sinks[:] = [lambda spans: 1 // 0]  # type: ignore[list-item]
-        assert (await one.lock.call("demo.add", a=1)).ok
+        assert (await one.app.call("demo.add", a=1)).ok
     assert "a trace was lost" in caplog.text
 
 
 async def test_a_call_that_is_sent_again_after_a_person_agreed_has_the_id_it_had_then(home: Path) -> None:
     async with traced(home) as one:
-        pending = await one.lock.call("demo.send", to="a", key="k")
+        pending = await one.app.call("demo.send", to="a", key="k")
         ticket = pending.metadata["pending"]["ticketId"]
-        await one.lock.approvals.approve(ticket, by=Caller(id="boss", groups=frozenset({"approvers"})))
+        await one.app.approvals.approve(ticket, by=Caller(id="boss", groups=frozenset({"approvers"})))
         one.take()
-        sent = await one.lock.call("demo.send", to="a", key="k")
+        sent = await one.app.call("demo.send", to="a", key="k")
         (tree,) = one.trees()
         assert sent.invocation_id == pending.invocation_id == tree.attributes["tool.invocation_id"]
         assert one.tracer.open == 0
@@ -257,9 +257,9 @@ async def test_a_call_that_is_sent_again_after_a_person_agreed_has_the_id_it_had
 async def test_a_traced_call_is_on_record_like_any_other(home: Path) -> None:
     async with traced(home) as one:
         for session in ("wide", "größe"):
-            result = await one.lock.call("demo.increment", name="n", key=f"k{len(session)}", session=session)
+            result = await one.app.call("demo.increment", name="n", key=f"k{len(session)}", session=session)
             assert result.ok
-            body = one.lock.journal.reader.all(
+            body = one.app.journal.reader.all(
                 "SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (result.invocation_id,)
             )
             record: Json = orjson.loads(body[0][0])
@@ -273,8 +273,8 @@ async def test_a_traced_call_is_on_record_like_any_other(home: Path) -> None:
 @pytest.mark.supports("OBS-01")
 async def test_a_trace_is_recorded_whole_or_not_at_all_and_by_its_own_id(home: Path) -> None:
     async with traced(home, trace_ratio=0.5) as one:
-        lock = one.lock
-        results = [await lock.call("seen.outer", depth=1) for _ in range(64)]
+        app = one.app
+        results = [await app.call("seen.outer", depth=1) for _ in range(64)]
         seen = {f"{span.context.trace_id:032x}" for span in one.take() if span.context is not None}
     expected = {result.trace_id for result in results if int(result.trace_id[16:], 16) < 2**63}
     assert seen == expected
@@ -285,10 +285,10 @@ async def test_a_trace_is_recorded_whole_or_not_at_all_and_by_its_own_id(home: P
 async def test_the_caller_decides_for_a_trace_that_it_began(home: Path) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     async with traced(home, trace_ratio=0.000001) as one:
-        lock = one.lock
-        await lock.call("seen.outer", depth=1, trace_id=f"00-{trace}-00f067aa0ba902b7-00")
+        app = one.app
+        await app.call("seen.outer", depth=1, trace_id=f"00-{trace}-00f067aa0ba902b7-00")
         assert one.take() == []
-        await lock.call("seen.outer", depth=1, trace_id=f"00-{trace}-00f067aa0ba902b7-01")
+        await app.call("seen.outer", depth=1, trace_id=f"00-{trace}-00f067aa0ba902b7-01")
         (tree,) = one.trees()
     assert tree.span.context is not None
     assert f"{tree.span.context.trace_id:032x}" == trace
@@ -298,11 +298,11 @@ async def test_the_caller_decides_for_a_trace_that_it_began(home: Path) -> None:
 
 
 async def test_nothing_is_traced_unless_it_is_asked_for(home: Path) -> None:
-    async with Interlock.open(home) as lock:
-        lock.catalog.attach(sample.add)
-        request = lock.request("demo.add", {"a": 1})
-        assert lock.gateway.telemetry.tracer is None
-        assert (await lock.gateway.invoke(request)).ok
+    async with Interlock.open(home) as app:
+        app.catalog.attach(sample.add)
+        request = app.request("demo.add", {"a": 1})
+        assert app.gateway.telemetry.tracer is None
+        assert (await app.gateway.invoke(request)).ok
 
 
 # Reading back
@@ -311,10 +311,10 @@ async def test_nothing_is_traced_unless_it_is_asked_for(home: Path) -> None:
 @pytest.mark.proves("OBS-01")
 async def test_callers_read_their_own_traces_back_and_nobody_elses(home: Path) -> None:
     async with traced(home) as one:
-        lock = one.lock
+        app = one.app
         ann, bob = Caller(id="local:ann"), Caller(id="local:bob")
         auditor = Caller(id="local:eve", scopes=frozenset({"audit:read"}))
-        mine = await lock.call("demo.add", a=1, caller=ann, trace_id="my-own.trace:1")
+        mine = await app.call("demo.add", a=1, caller=ann, trace_id="my-own.trace:1")
         assert mine.trace_id == "my-own.trace:1"
         found = one.tracer.of("my-own.trace:1", ann)
         assert [span["name"] for span in found] == ["tool.invoke", *WHOLE]
@@ -326,8 +326,8 @@ async def test_callers_read_their_own_traces_back_and_nobody_elses(home: Path) -
 
 async def test_only_the_latest_calls_are_kept_and_nothing_of_what_they_were_called_with(home: Path) -> None:
     async with traced(home, traces_kept=3) as one:
-        results = [await one.lock.call("demo.echo", value=f"private-{n}") for n in range(5)]
-        caller = one.lock.caller
+        results = [await one.app.call("demo.echo", value=f"private-{n}") for n in range(5)]
+        caller = one.app.caller
         kept = [bool(one.tracer.of(result.trace_id, caller)) for result in results]
         assert kept == [False, False, True, True, True]
         assert "private" not in str([one.tracer.of(result.trace_id, caller) for result in results])
@@ -339,7 +339,7 @@ async def test_spans_are_timed_by_the_clock_of_the_call(home: Path) -> None:
     tools.meanwhile = lambda: fake.advance(2)
     async with traced(home, clock=fake.clock) as one:
         began = fake.now_ms
-        assert (await one.lock.call("seen.slow", text="a")).ok
+        assert (await one.app.call("seen.slow", text="a")).ok
         (tree,) = one.trees()
     assert tree.span.start_time == began * 1_000_000
     assert tree.span.end_time == (began + 2000) * 1_000_000
@@ -352,9 +352,9 @@ async def test_spans_are_timed_by_the_clock_of_the_call(home: Path) -> None:
 @pytest.mark.proves("OBS-01")
 async def test_checkpoints_are_events_of_the_execution(home: Path) -> None:
     async with traced(home) as one:
-        await admit(one.lock, checkpoint_tools.awaits)
+        await admit(one.app, checkpoint_tools.awaits)
         script = [["insist", "begun", 1], ["progress", "half way"], ["insist", "phase_complete", [2]]]
-        assert (await one.lock.call("check.awaits", {"script": script})).ok
+        assert (await one.app.call("check.awaits", {"script": script})).ok
         (tree,) = one.trees()
     seen = [(event.name, dict(event.attributes or {})) for event in tree["Execute"].span.events]
     assert [facts for name, facts in seen if name == "tool.checkpoint"] == [

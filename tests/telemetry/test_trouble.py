@@ -62,8 +62,8 @@ async def test_a_key_that_others_can_read_is_alerted_while_the_process_runs(
         if alert.name == "KEY_EXPOSED":
             heard.put_nowait(alert)
 
-    async with Interlock.open(tmp_path) as lock, asyncio.timeout(60):
-        lock.gateway.telemetry.alerts.listeners.append(note)
+    async with Interlock.open(tmp_path) as app, asyncio.timeout(60):
+        app.gateway.telemetry.alerts.listeners.append(note)
         key = tmp_path / "keys" / "journal.ed25519"
         for _ in range(2):
             key.chmod(0o644)
@@ -80,14 +80,14 @@ async def test_a_key_that_others_can_read_is_alerted_while_the_process_runs(
             assert (await heard.get()).facts["key"] == "marker.pem"
             (tmp_path / "keys" / "marker.pem").unlink()
         assert heard.empty()
-        assert lock.gateway.observer.metrics["KEY_EXPOSED"] == 6
+        assert app.gateway.observer.metrics["KEY_EXPOSED"] == 6
 
 
 async def test_keys_in_order_raise_no_alert(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        lock.issuer_keys.init("EdDSA")
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        app.issuer_keys.init("EdDSA")
         heard: list[object] = []
-        await Condition(lock.home, Alerts(lambda: 0.0), lambda *said, **_: heard.append(said)).look()
+        await Condition(app.home, Alerts(lambda: 0.0), lambda *said, **_: heard.append(said)).look()
     assert heard == []
 
 
@@ -115,14 +115,14 @@ async def complaint(text: sample.Text) -> str:
 
 async def test_a_full_disk_is_alerted_when_a_call_meets_it_and_not_for_every_call(tmp_path: Path) -> None:
     time, heard = FakeClock(), list[Alert]()
-    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as lock:
-        await lock.add(fortune)
-        lock.gateway.telemetry.alerts.listeners.append(heard.append)
-        journal = lock.journal.writer._connection  # pyright: ignore[reportPrivateUsage] - the disk is made small
+    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as app:
+        await app.add(fortune)
+        app.gateway.telemetry.alerts.listeners.append(heard.append)
+        journal = app.journal.writer._connection  # pyright: ignore[reportPrivateUsage] - the disk is made small
         journal.execute(f"PRAGMA max_page_count={journal.execute('PRAGMA page_count').fetchone()[0]}")
         codes: list[str] = []
         while len(codes) < 3:
-            result = await lock.call("moody.fortune", text="hello" * 1000)
+            result = await app.call("moody.fortune", text="hello" * 1000)
             codes += [] if result.error is None else [result.error.code]
         journal.execute("PRAGMA max_page_count=1000000")
         told = [one for one in heard if one.name == "STORE_UNWRITABLE"]
@@ -131,20 +131,20 @@ async def test_a_full_disk_is_alerted_when_a_call_meets_it_and_not_for_every_cal
 
 async def test_thirty_failures_of_a_tool_in_a_row_are_alerted_once(tmp_path: Path) -> None:
     heard: list[Alert] = []
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await lock.add(fortune, lookup)
-        lock.gateway.telemetry.alerts.listeners.append(heard.append)
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await app.add(fortune, lookup)
+        app.gateway.telemetry.alerts.listeners.append(heard.append)
 
         async def fail(times: int) -> list[Alert]:
             for _ in range(times):
-                assert not (await lock.call("moody.fortune", text="a")).ok
-                assert not (await lock.call("moody.fortune", text=7)).ok, "refused, so the tool did not fail"
+                assert not (await app.call("moody.fortune", text="a")).ok
+                assert not (await app.call("moody.fortune", text=7)).ok, "refused, so the tool did not fail"
             found = [one for one in heard if one.name == "TOOL_FAILING"]
             heard.clear()
             return found
 
         assert await fail(29) == []
-        assert (await lock.call("moody.fortune", text="hello")).ok
+        assert (await app.call("moody.fortune", text="hello")).ok
         assert await fail(29) == []
         (alert,) = await fail(1)
         assert (alert.tool, alert.facts["failures"]) == ("moody.fortune@1.0.0", 30)
@@ -156,11 +156,11 @@ async def test_a_failing_tool_has_one_traceback_a_minute_for_each_kind_of_failur
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     time = FakeClock()
-    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as lock:
-        await lock.add(fortune, lookup)
+    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as app:
+        await app.add(fortune, lookup)
         for _ in range(5):
-            await lock.call("moody.fortune", text="a")
-            await lock.call("moody.lookup", text="a")
+            await app.call("moody.fortune", text="a")
+            await app.call("moody.lookup", text="a")
         lines = [line.getMessage() for line in caplog.records if line.name == "interlock.gateway"]
         assert len(lines) == 10, "each call leaves a line"
         full = [line for line in lines if "Traceback" in line]
@@ -168,7 +168,7 @@ async def test_a_failing_tool_has_one_traceback_a_minute_for_each_kind_of_failur
         assert sum(line.endswith("RuntimeError, as before") for line in lines) == 4
         caplog.clear()
         time.advance(61)
-        await lock.call("moody.fortune", text="a")
+        await app.call("moody.fortune", text="a")
         (line,) = [line.getMessage() for line in caplog.records if line.name == "interlock.gateway"]
         assert "4 more since" in line
         assert "Traceback" in line
@@ -178,15 +178,15 @@ async def test_a_long_failure_is_logged_in_full_once_a_minute_and_in_a_short_lin
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     time = FakeClock()
-    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as lock:
-        await lock.add(complaint)
+    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as app:
+        await app.add(complaint)
         for _ in range(5):
-            assert not (await lock.call("moody.complaint", text="a b " * 5000)).ok
+            assert not (await app.call("moody.complaint", text="a b " * 5000)).ok
         lines = [line.getMessage() for line in caplog.records if line.name == "interlock.gateway"]
         assert [len(line) > 1000 for line in lines] == [True, *[False] * 4]
         assert max(map(len, lines[1:])) < 300
         caplog.clear()
         time.advance(61)
-        await lock.call("moody.complaint", text="a b " * 5000)
+        await app.call("moody.complaint", text="a b " * 5000)
         (line,) = [line.getMessage() for line in caplog.records if line.name == "interlock.gateway"]
         assert line.startswith("moody.complaint@1.0.0 failed (4 more since it was last told in full) in call ")

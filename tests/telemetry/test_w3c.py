@@ -95,21 +95,21 @@ def test_an_id_of_another_form_becomes_one_of_this_form_and_always_the_same() ->
 async def test_a_traceparent_gives_the_call_its_trace_and_a_bad_one_a_new_trace(
     home: Path, settings: dict[str, Any]
 ) -> None:
-    async with Interlock.open(home, **settings) as lock:
-        attach(lock)
-        sent = await lock.call("demo.add", a=1, trace_id=f"{GOOD} vendor=value")
+    async with Interlock.open(home, **settings) as app:
+        attach(app)
+        sent = await app.call("demo.add", a=1, trace_id=f"{GOOD} vendor=value")
         assert sent.trace_id == TRACE
-        assert lock.journal.reader.all("SELECT body FROM journal WHERE call = ?", (sent.invocation_id,))[0][0].count(
+        assert app.journal.reader.all("SELECT body FROM journal WHERE call = ?", (sent.invocation_id,))[0][0].count(
             TRACE.encode()
         )
-        refused = await lock.call("demo.add", a="x", trace_id=GOOD)
+        refused = await app.call("demo.add", a="x", trace_id=GOOD)
         assert refused.error is not None
         assert refused.error.envelope(refused.trace_id)["traceId"] == TRACE
         for bad in (GOOD.upper(), f"00-{TRACE}-{'0' * 16}-01", GOOD + "-x", f"zz {GOOD}", "x" * 100_000, GOOD + "é"):
-            result = await lock.call("demo.add", a=1, trace_id=bad)
+            result = await app.call("demo.add", a=1, trace_id=bad)
             assert result.ok
             assert w3c.trace_hex(result.trace_id) == result.trace_id != TRACE
-        own = await lock.call("demo.add", a=1, trace_id="order-17")
+        own = await app.call("demo.add", a=1, trace_id="order-17")
         assert own.trace_id == "order-17"
 
 
@@ -150,10 +150,10 @@ MANIFEST = parse_manifest(
 async def test_an_upstream_hears_of_the_trace_and_hangs_under_the_external_call(home: Path) -> None:
     echo = Echo()
     async with traced(home) as one:
-        one.lock.connect_through(lambda name: echo)
-        await one.lock.add(without_function(MANIFEST))
+        one.app.connect_through(lambda name: echo)
+        await one.app.add(without_function(MANIFEST))
         one.take()
-        assert (await one.lock.call("far.shout", text="a", trace_id=f"{GOOD} vendor=value")).unwrap() == "a"
+        assert (await one.app.call("far.shout", text="a", trace_id=f"{GOOD} vendor=value")).unwrap() == "a"
         (tree,) = one.trees()
     (external,) = tree["Execute"].children
     assert external.span.name == "External"

@@ -528,25 +528,25 @@ async def governed(
     `asked` says how often the service was asked, `fail` makes it fail from then on.
     """
     overlay = {"tools": {tool: {"mutation_class": "read_only"}}}
-    async with Interlock.open(home, housekeeping=False, rate_limits=[_rate(1)]) as lock:
-        await lock.secrets.set("svc/token", "s3cret", by=lock.caller.id)
+    async with Interlock.open(home, housekeeping=False, rate_limits=[_rate(1)]) as app:
+        await app.secrets.set("svc/token", "s3cret", by=app.caller.id)
         said = {**config, "allow_private": True, "auth": {"kind": "bearer", "secret": "svc/token"}}
-        report = await lock.upstreams.add("svc", kind, said, by=lock.caller, overlay=overlay)
+        report = await app.upstreams.add("svc", kind, said, by=app.caller, overlay=overlay)
         (offered,) = (one for one in report.tools if one.name == tool)
         assert offered.state == "admitted", offered.reason
-        good = await lock.call(offered.address, {})
+        good = await app.call(offered.address, {})
         assert good.ok, good.error
-        limited = await lock.call(offered.address, {})
+        limited = await app.call(offered.address, {})
         assert code_of(limited) == "E3003"
         assert asked() == 1, "a limit stands before the service"
-    async with Interlock.open(home, housekeeping=False, rate_limits=[_rate(100)]) as lock:
+    async with Interlock.open(home, housekeeping=False, rate_limits=[_rate(100)]) as app:
         fail()
-        failed = [await lock.call(offered.address, {}) for _ in range(5)]
+        failed = [await app.call(offered.address, {}) for _ in range(5)]
         assert {one.error and (one.error.row.error_code, one.error.code) for one in failed} == {
             ("UPSTREAM_FAILURE", "E3502")
         }
         assert asked() == 1 + 5 * 3, "a read is sent as often as its policy says"
-        broken = await lock.call(offered.address, {})
+        broken = await app.call(offered.address, {})
         assert code_of(broken) == "E3501"
         assert asked() == 16, "a breaker stands before the service"
     assert "s3cret" not in repr([one.document() for one in (good, limited, *failed, broken)])

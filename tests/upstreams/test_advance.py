@@ -39,11 +39,11 @@ async def add(wires: Wires, text: str) -> Json:
 
 async def test_the_command_that_agrees_in_advance_is_offered_typed_listed_and_bounded(home: Path) -> None:
     file = home.parent / "notes.txt"
-    async with Interlock.open(home, housekeeping=False) as lock, wired(lock) as wires:
+    async with Interlock.open(home, housekeeping=False) as app, wired(app) as wires:
         command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.notes", str(file)]
         config: Json = {"command": command, "cwd": str(ROOT)}
         overlay: Json = {"defaults": {"idempotency": "each"}}
-        await lock.upstreams.add("notes", "mcp", config, by=lock.caller, overlay=overlay)
+        await app.upstreams.add("notes", "mcp", config, by=app.caller, overlay=overlay)
         told: str = (await add(wires, "/srv/notes/a b"))["content"][0]["text"]
         found = re.search(r"in advance, they type: `interlock (.*)`", told)
         assert found is not None, told

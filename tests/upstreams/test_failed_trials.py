@@ -27,13 +27,13 @@ from tests.support.upstreams import MODULE
 from tests.upstreams.servers import Answer, Asked, Got, HttpServer, ShopServer, json_answer, served
 
 
-async def _refused(lock: Interlock, report: Report, upstream: str, wrong: set[str], right: str) -> None:
+async def _refused(app: Interlock, report: Report, upstream: str, wrong: set[str], right: str) -> None:
     states = {one.name: (one.state, one.reason) for one in report.tools}
     assert states[right][0] == "admitted"
     for name in wrong:
         assert states[name][0] == "refused"
         assert "contract_tests_passing" in states[name][1] or "contract tests" in states[name][1], states[name]
-        missing = await lock.call(f"{upstream}.{name}", {"text": "a"})
+        missing = await app.call(f"{upstream}.{name}", {"text": "a"})
         assert missing.error is not None
         assert missing.error.code == "E3101"
 
@@ -49,9 +49,9 @@ async def test_a_langchain_tool_whose_contract_tests_fail_is_refused(tmp_path: P
             "late": {**reads, **example},
         }
     }
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        report = await lock.upstreams.add("chain", "langchain", {"module": MODULE}, by=lock.caller, overlay=overlay)
-        await _refused(lock, report, "chain", {"crash", "late"}, "shout")
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        report = await app.upstreams.add("chain", "langchain", {"module": MODULE}, by=app.caller, overlay=overlay)
+        await _refused(app, report, "chain", {"crash", "late"}, "shout")
 
 
 @pytest.mark.proves("EXEC-12")
@@ -59,7 +59,7 @@ async def test_a_langchain_tool_whose_contract_tests_fail_is_refused(tmp_path: P
 async def test_a_function_whose_contract_tests_fail_is_refused(tmp_path: Path, provider: str) -> None:
     said: Json = {"mutation_class": "read_only", "examples": [{"city": "Ulm"}], "result_schema": {"type": "string"}}
     answers = {"/right": json_answer("sunny"), "/unfit": json_answer(7), "/broken": Answer(status=400, body=b"{}")}
-    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
         server.otherwise = lambda got: answers[got.path]
         names = ("right", "unfit", "broken")
         config: Json = {
@@ -68,8 +68,8 @@ async def test_a_function_whose_contract_tests_fail_is_refused(tmp_path: Path, p
             "allow_private": True,
         }
         overlay: Json = {"tools": dict.fromkeys(names, said)}
-        report = await lock.upstreams.add("fns", "functions", config, by=lock.caller, overlay=overlay)
-        await _refused(lock, report, "fns", {"unfit", "broken"}, "right")
+        report = await app.upstreams.add("fns", "functions", config, by=app.caller, overlay=overlay)
+        await _refused(app, report, "fns", {"unfit", "broken"}, "right")
 
 
 # How a service answers for a tool: it is away (429 or 503), good, or bad, which no later answer mends.
@@ -196,9 +196,9 @@ async def test_an_upstream_that_does_not_answer_for_now_is_asked_again_then_admi
     service = ways.get(kind, lambda: by_http(kind, states, status))
     async with (
         service() as there,
-        Interlock.open(tmp_path / "home", clock=clock, housekeeping=False) as lock,
+        Interlock.open(tmp_path / "home", clock=clock, housekeeping=False) as app,
     ):
-        report = await lock.upstreams.add("it", kind, there.config, by=lock.caller, overlay=there.overlay)
+        report = await app.upstreams.add("it", kind, there.config, by=app.caller, overlay=there.overlay)
         found = {one.name: one for one in report.tools}
         tools = {name: found[own] for name, own in there.tools.items()}
         states_now = {name: (one.state, "not proven yet" in one.reason) for name, one in tools.items()}
@@ -207,30 +207,30 @@ async def test_an_upstream_that_does_not_answer_for_now_is_asked_again_then_admi
             "proven": ("admitted", True),
             "disproven": ("admitted", True),
         }, {name: one.reason for name, one in tools.items()}
-        again = await lock.upstreams.refresh("it", by=lock.caller)
-        assert len(await unproven(lock, "it")) == 2, "it still does not answer"
-        for listed in (again.tools, await lock.upstreams.offers("it")):
+        again = await app.upstreams.refresh("it", by=app.caller)
+        assert len(await unproven(app, "it")) == 2, "it still does not answer"
+        for listed in (again.tools, await app.upstreams.offers("it")):
             waiting = {one.name for one in listed if "not proven yet" in one.reason}
             assert waiting == {there.tools["proven"], there.tools["disproven"]}
         away |= {"proven": 0, "disproven": 0}
-        await lock.gateway.services.answers("it")  # the breaker lets calls through again
+        await app.gateway.services.answers("it")  # the breaker lets calls through again
         if status == 429:
-            await lock.upstreams.refresh("it", by=lock.caller)
+            await app.upstreams.refresh("it", by=app.caller)
         else:  # what runs in the background does the same
             passed = PROVE_EVERY_S
-            assert await lock.upstreams.probe("it") == "available"
-        assert await unproven(lock, "it") == []
+            assert await app.upstreams.probe("it") == "available"
+        assert await unproven(app, "it") == []
         arguments: Json = there.overlay["tools"][there.tools["proven"]]["examples"][0]
-        good = await lock.call(tools["proven"].address, arguments)
+        good = await app.call(tools["proven"].address, arguments)
         assert good.error is None
-        bad = await lock.call(tools["disproven"].address, {"thing_id": 1} if kind == "grpc" else arguments)
+        bad = await app.call(tools["disproven"].address, {"thing_id": 1} if kind == "grpc" else arguments)
         assert bad.error is not None
         assert bad.error.code == "E3210"
         assert "contract tests failed" in bad.error.message
 
 
-async def unproven(lock: Interlock, upstream: str = "fns") -> list[tuple[str, str, str]]:
-    return await lock.journal.read(lambda reader: repository.unproven(reader, upstream))
+async def unproven(app: Interlock, upstream: str = "fns") -> list[tuple[str, str, str]]:
+    return await app.journal.read(lambda reader: repository.unproven(reader, upstream))
 
 
 @pytest.mark.parametrize("endpoints", [1, 2])
@@ -245,7 +245,7 @@ async def test_trials_that_fail_do_not_keep_healthy_tools_of_the_upstream_out(tm
     async with (
         HttpServer.open() as server,
         HttpServer.open() as other,
-        Interlock.open(tmp_path, housekeeping=False) as lock,
+        Interlock.open(tmp_path, housekeeping=False) as app,
     ):
         server.otherwise = other.otherwise = answer
         write: Json = {
@@ -259,14 +259,14 @@ async def test_trials_that_fail_do_not_keep_healthy_tools_of_the_upstream_out(tm
             "allow_private": True,
         }
         overlay: Json = {"tools": {**dict.fromkeys((*broken, "healthy"), said), "write": write}}
-        report = await lock.upstreams.add("fns", "functions", config, by=lock.caller, overlay=overlay)
+        report = await app.upstreams.add("fns", "functions", config, by=app.caller, overlay=overlay)
         states = {one.name: (one.state, one.reason) for one in report.tools}
         assert states["healthy"] == ("admitted", ""), states
         assert states["write"] == ("admitted", ONLY_RUN), states
         assert [one for one in broken if "not proven yet" not in states[one][1]] == []
-        assert {one.state for one in lock.gateway.services.snapshot() if one.name == "fns"} <= {"closed"}
-        assert (await lock.call("fns.healthy", {"city": "Ulm"})).value == "sunny"
-        assert (await lock.call("fns.write", {"city": "Ulm"}, key="one")).value == "sunny"
+        assert {one.state for one in app.gateway.services.snapshot() if one.name == "fns"} <= {"closed"}
+        assert (await app.call("fns.healthy", {"city": "Ulm"})).value == "sunny"
+        assert (await app.call("fns.write", {"city": "Ulm"}, key="one")).value == "sunny"
 
 
 async def test_an_upstream_that_lists_its_tools_and_answers_no_call_is_given_up_after_some_time(
@@ -274,7 +274,7 @@ async def test_an_upstream_that_lists_its_tools_and_answers_no_call_is_given_up_
 ) -> None:
     monkeypatch.setattr(scratch, "MOST_LOST_S", 0.0)
     said: Json = {"mutation_class": "read_only", "examples": [{"city": "Ulm"}], "result_schema": {"type": "string"}}
-    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
         server.otherwise = lambda got: Answer(status=500, body=b"{}")
         names = ("first", "second")
         config: Json = {
@@ -283,7 +283,7 @@ async def test_an_upstream_that_lists_its_tools_and_answers_no_call_is_given_up_
             "allow_private": True,
         }
         overlay: Json = {"tools": dict.fromkeys(names, said)}
-        report = await lock.upstreams.add("fns", "functions", config, by=lock.caller, overlay=overlay)
+        report = await app.upstreams.add("fns", "functions", config, by=app.caller, overlay=overlay)
         assert [one.state for one in report.tools] == ["admitted", "admitted"]
         assert ["not tried" in one.reason for one in report.tools] == [False, True]
-        assert len(await unproven(lock)) == 2, "both are tried again"
+        assert len(await unproven(app)) == 2, "both are tried again"

@@ -219,13 +219,13 @@ def answered(call: formats.ToolCall, result: Result) -> Json:
 
 
 @pytest.mark.proves("EXEC-12")
-async def test_a_models_call_is_run_and_answered_in_its_providers_words(lock: Interlock) -> None:
+async def test_a_models_call_is_run_and_answered_in_its_providers_words(app: Interlock) -> None:
     answers: dict[str, Json] = {}
     for provider in PROVIDERS:
         name = provider_name("demo.add")
         call = formats.read_call(payload(provider, name, {"a": 2, "b": 3}))
         assert (call.provider, call.arguments, call.id) == (provider, {"a": 2, "b": 3}, "c1")
-        result = await lock.call(formats.address_of(call.name, await lock.catalog.addresses()), call.arguments)
+        result = await app.call(formats.address_of(call.name, await app.catalog.addresses()), call.arguments)
         answers[provider] = answered(call, result)
     assert answers == {
         "openai-chat": {"role": "tool", "tool_call_id": "c1", "content": "5"},
@@ -235,8 +235,8 @@ async def test_a_models_call_is_run_and_answered_in_its_providers_words(lock: In
     }
 
 
-async def test_a_failure_is_answered_as_one(lock: Interlock) -> None:
-    result = await lock.call("demo.add", {"a": "x"})
+async def test_a_failure_is_answered_as_one(app: Interlock) -> None:
+    result = await app.call("demo.add", {"a": "x"})
     calls = [formats.read_call(payload(provider, "demo__add", {"a": "x"})) for provider in PROVIDERS]
     chat, responses, anthropic, gemini = (answered(call, result) for call in calls)
     assert chat["content"].startswith("INVALID_INPUT: ")
@@ -334,17 +334,17 @@ async def test_a_function_that_a_provider_declared_is_registered_and_called_like
         for one in formats.definitions(declared).tools
     ]
     overlay = {"tools": {"forecast": {"mutation_class": "read_only", "result_schema": {"type": "string"}}}}
-    async with HttpServer.open() as server, Interlock.open(tmp_path) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path) as app:
         server.otherwise = lambda _: json_answer("sunny")
         config: Json = {"urls": [server.url], "allow_private": True, "tools": served}
-        await lock.upstreams.add("fns", "http", config, by=lock.caller, overlay=overlay)
-        registered = (await lock.catalog.resolve("fns.forecast")).contract
+        await app.upstreams.add("fns", "http", config, by=app.caller, overlay=overlay)
+        registered = (await app.catalog.resolve("fns.forecast")).contract
         assert formats.declare(registered, "anthropic")["name"] == "fns__forecast"
         said = formats.read_call(payload("anthropic", "fns__forecast", {"city": "Ulm", "unit": None, "days": 2}))
         arguments = formats.restored(registered.input.document, said.arguments)
-        result = await lock.call(formats.address_of(said.name, await lock.catalog.addresses()), arguments)
+        result = await app.call(formats.address_of(said.name, await app.catalog.addresses()), arguments)
         assert answered(said, result)["content"] == [{"type": "text", "text": "sunny"}]
-        assert [record["phases"] for record in records(lock)] == [SIX]
+        assert [record["phases"] for record in records(app)] == [SIX]
     assert [(got.method, got.path, orjson.loads(got.body)) for got in server.got] == [
         ("POST", "/do", {"city": "Ulm", "days": 2})
     ]

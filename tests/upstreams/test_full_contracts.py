@@ -73,11 +73,11 @@ def write(upstream: str, tool: str) -> Json:
 @pytest.mark.proves("EXEC-12")
 async def test_a_langchain_tool_has_every_part_of_a_contract(tmp_path: Path) -> None:
     overlay = {"tools": {"shout": {"mutation_class": "read_only"}}}
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await lock.secrets.set("maps", "a-lent-value", by="test")
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await app.secrets.set("maps", "a-lent-value", by="test")
         config = {"module": MODULE, "credentials": {"token": "maps"}}
-        await lock.upstreams.add("chain", "langchain", config, by=lock.caller, overlay=overlay)
-        shout, crash = [(await lock.catalog.resolve(f"chain.{name}")).contract for name in ("shout", "crash")]
+        await app.upstreams.add("chain", "langchain", config, by=app.caller, overlay=overlay)
+        shout, crash = [(await app.catalog.resolve(f"chain.{name}")).contract for name in ("shout", "crash")]
     text: Json = {"title": "Text", "type": "string"}
     times: Json = {"title": "Times", "type": "integer", "default": 1}
     gives = {"type": ANYTHING}
@@ -106,14 +106,14 @@ async def test_a_langchain_tool_has_every_part_of_a_contract(tmp_path: Path) -> 
 @pytest.mark.parametrize("provider", PROVIDERS)
 async def test_a_function_of_a_provider_has_every_part_of_a_contract(tmp_path: Path, provider: Provider) -> None:
     said: Any = {"tools": {"look": {"mutation_class": "read_only", "result_schema": {"type": "string"}}}}
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await lock.secrets.set("maps", "a-lent-value", by="test")
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await app.secrets.set("maps", "a-lent-value", by="test")
         config: Json = {
             "declarations": [declared(provider, name, TAKES) for name in ("look", "order")],
             "urls": ["http://127.0.0.1:9"], "allow_private": True, "auth": {"kind": "bearer", "secret": "maps"},
         }  # fmt: skip
-        await lock.upstreams.add("fns", "functions", config, by=lock.caller, overlay=said)
-        look, order = [(await lock.catalog.resolve(f"fns.{name}")).contract for name in ("look", "order")]
+        await app.upstreams.add("fns", "functions", config, by=app.caller, overlay=said)
+        look, order = [(await app.catalog.resolve(f"fns.{name}")).contract for name in ("look", "order")]
     common: Json = {"version": "1.0.0", "input": TAKES, "error": ERROR_SCHEMA, "observability": OBSERVED}
     gives = {"type": ANYTHING}
     assert parts(look) == {**common, **READ, "id": "fns.look", "output": {"type": "string"}}
@@ -228,12 +228,12 @@ NOT_OF_PROGRAMS = {
 @pytest.mark.proves("EXEC-12")
 async def test_a_program_has_every_part_of_a_contract_as_its_manifest_states_it(tmp_path: Path) -> None:
     path = written(tmp_path / "programs.json", STATED, PLAIN)
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        await lock.secrets.set("box/key", "a-lent-value", by="test")
-        assert [one.verdict.refused for one in await lock.add_from(path)] == [{}, {}]
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        await app.secrets.set("box/key", "a-lent-value", by="test")
+        assert [one.verdict.refused for one in await app.add_from(path)] == [{}, {}]
     # What is registered is what the next process reads from the store.
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        post, look = [(await lock.catalog.resolve(f"prog.{name}")).contract for name in ("post", "look")]
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        post, look = [(await app.catalog.resolve(f"prog.{name}")).contract for name in ("post", "look")]
     assert parts(post) == {
         "id": "prog.post", "version": "2.1.0", "input": NOTE, "output": STATED["result_schema"],
         "error": {"type": "object"},

@@ -37,28 +37,28 @@ async def test_functions_of_a_provider_are_registered_called_and_exported_with_t
     tmp_path: Path, provider: Provider
 ) -> None:
     flags = {} if provider == "gemini" else {"strict": True, "defer_loading": True}
-    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
         server.otherwise = lambda _: json_answer("sunny")
         config: Json = {
             "declarations": {"tools": [declared(provider, "forecast", TAKES, **flags)]},
             "urls": [server.url],
             "allow_private": True,
         }
-        report = await lock.upstreams.add("fns", "functions", config, by=lock.caller, overlay=READS)
+        report = await app.upstreams.add("fns", "functions", config, by=app.caller, overlay=READS)
         assert [(one.name, one.state) for one in report.tools] == [("forecast", "admitted")]
-        result = await lock.call("fns.forecast", city="Ulm")
+        result = await app.call("fns.forecast", city="Ulm")
         assert result.value == "sunny"
         assert [(got.method, got.path, orjson.loads(got.body)) for got in server.got] == [
             ("POST", "/forecast", {"city": "Ulm"})
         ]
-        (record,) = records(lock, result.invocation_id)
+        (record,) = records(app, result.invocation_id)
         assert record["phases"] == SIX
         assert record["externalMappings"][0]["function_name"] == "forecast"
-        providers = Service(lock).providers
-        served = Service(lock).tools.interface(await lock.catalog.resolve("fns.forecast"))
+        providers = Service(app).providers
+        served = Service(app).tools.interface(await app.catalog.resolve("fns.forecast"))
         assert served["availability"]["deferred"] is bool(flags)
         for target in PROVIDERS:
-            (told,), _ = await providers.declarations(target, lock.caller)
+            (told,), _ = await providers.declarations(target, app.caller)
             inner = told.get("function", told)
             # Chat completions have no deferred loading, and Gemini has neither; a field of ours would be refused there.
             known = {"openai-chat": ("strict",), "gemini": ()}.get(target, ("strict", "defer_loading"))
@@ -66,7 +66,7 @@ async def test_functions_of_a_provider_are_registered_called_and_exported_with_t
                 assert inner.get(flag, False) is (bool(flags) and flag in known), (target, flag)
             if not known:
                 assert told.keys() == {"name", "description", "parametersJsonSchema"}
-        kept = (await lock.catalog.resolve("fns.forecast")).contract.manifest.execution
+        kept = (await app.catalog.resolve("fns.forecast")).contract.manifest.execution
         assert kept is not None
         assert {flag: kept.native.get(flag) for flag in flags} == flags, "the contract keeps both whatever the format"
 
@@ -74,32 +74,32 @@ async def test_functions_of_a_provider_are_registered_called_and_exported_with_t
 @pytest.mark.shows("Function schemas of a provider", "call", "errors")
 @pytest.mark.proves("EXEC-12")
 async def test_a_function_has_the_lifecycle_of_every_tool(tmp_path: Path) -> None:
-    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
         server.otherwise = lambda got: json_answer("done") if b"Ulm" in got.body else Answer(status=500, body=b"{}")
         config: Json = {
             "declarations": [declared("anthropic", "order", TAKES)], "urls": [server.url], "allow_private": True,
         }  # fmt: skip
-        await lock.upstreams.add("fns", "functions", config, by=lock.caller)
+        await app.upstreams.add("fns", "functions", config, by=app.caller)
 
         async def ran(city: str, key: str) -> Result:
-            pending = await lock.call("fns.order", city=city, key=key)
+            pending = await app.call("fns.order", city=city, key=key)
             assert pending.pending, "nobody called it harmless, so a person is asked"
-            await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=APPROVER)
-            return await lock.call("fns.order", city=city, key=key)
+            await app.approvals.approve(pending.metadata["pending"]["ticketId"], by=APPROVER)
+            return await app.call("fns.order", city=city, key=key)
 
-        unfit = await lock.call("fns.order", {"city": 5, "more": 1}, key="k0")
+        unfit = await app.call("fns.order", {"city": 5, "more": 1}, key="k0")
         assert unfit.error is not None
         assert unfit.error.code == "E3301"
         assert server.got == []
         done = await ran("Ulm", "k1")
         assert done.value == "done"
-        again = await lock.call("fns.order", city="Ulm", key="k1")
+        again = await app.call("fns.order", city="Ulm", key="k1")
         assert (again.value, again.source) == ("done", "replay")
         failed = await ran("Bonn", "k2")
         assert failed.error is not None
         assert failed.state == "failed"
         assert failed.error.code == "E3502"
-        told = [records(lock, one.invocation_id)[0] for one in (unfit, done, again, failed)]
+        told = [records(app, one.invocation_id)[0] for one in (unfit, done, again, failed)]
         assert [one["phases"] for one in told] == [[*SIX[:2], SIX[-1]], SIX, SIX, [*SIX[:4], SIX[-1]]]
         assert [one.get("error_code") for one in told] == ["E3301", None, None, "E3502"]
         assert told[1]["approvalTicketId"]
@@ -174,11 +174,11 @@ HOSTILE: dict[str, Json] = {
 @pytest.mark.proves("EXEC-12")
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_schema_is_refused_with_a_reason_and_the_others_are_served(tmp_path: Path, name: str) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
         document: list[Any] = [declared("anthropic", name, HOSTILE[name]), declared("anthropic", "good", TAKES)]
         config: Json = {"declarations": document, "urls": ["https://functions.example.com"]}
         async with loop_is_free():
-            report = await lock.upstreams.add("fns", "functions", config, by=lock.caller)
+            report = await app.upstreams.add("fns", "functions", config, by=app.caller)
         states = {one.name: (one.state, one.reason) for one in report.tools}
         assert states["good"][0] == "admitted"
         assert states[name][0] == "refused"
@@ -187,13 +187,13 @@ async def test_a_hostile_schema_is_refused_with_a_reason_and_the_others_are_serv
 
 async def test_a_schema_that_refers_to_itself_is_taken_or_refused_without_holding_anybody(tmp_path: Path) -> None:
     loops: Json = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}, "b": {"$ref": "#"}}}
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
         config: Json = {
             "declarations": [declared("anthropic", "loops", loops)],
             "urls": ["https://functions.example.com"],
         }
         async with loop_is_free():
-            report = await lock.upstreams.add("fns", "functions", config, by=lock.caller)
+            report = await app.upstreams.add("fns", "functions", config, by=app.caller)
         assert report.tools[0].state in ("admitted", "refused")
 
 
@@ -208,8 +208,8 @@ async def test_a_schema_that_refers_to_itself_is_taken_or_refused_without_holdin
     ],
 )
 async def test_a_document_without_functions_or_with_too_much_is_refused(tmp_path: Path, document: Any) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
         config: Json = {"declarations": document, "urls": ["https://functions.example.com"]}
         with pytest.raises(Failure) as refused:
-            await lock.upstreams.add("fns", "functions", config, by=lock.caller)
+            await app.upstreams.add("fns", "functions", config, by=app.caller)
         assert refused.value.code == "E3004"

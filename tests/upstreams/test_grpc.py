@@ -265,7 +265,7 @@ async def test_status_message_and_details_of_a_service_reach_the_caller(tmp_path
     async with ShopServer.open(tmp_path) as server, opened(tmp_path / "home") as wires:
         config = {"targets": [f"127.0.0.1:{server.port}"], "plaintext": True, "allow_private": True}
         overlay = {"defaults": {"mutation_class": "read_only"}}
-        report = await wires.lock.upstreams.add("shop", "grpc", config, by=wires.lock.caller, overlay=overlay)
+        report = await wires.app.upstreams.add("shop", "grpc", config, by=wires.app.caller, overlay=overlay)
         get = next(one for one in report.tools if one.name == "shop.v1.Shop.Get")
         assert get.state == "admitted", get.reason
         server.answer = refuse
@@ -298,7 +298,7 @@ async def test_numbers_that_json_lacks_go_through_every_endpoint_and_back(tmp_pa
     async with ShopServer.open(tmp_path) as server, opened(tmp_path / "home") as wires:
         config = {"targets": [f"127.0.0.1:{server.port}"], "plaintext": True, "allow_private": True}
         overlay = {"defaults": {"mutation_class": "read_only"}}
-        report = await wires.lock.upstreams.add("shop", "grpc", config, by=wires.lock.caller, overlay=overlay)
+        report = await wires.app.upstreams.add("shop", "grpc", config, by=wires.app.caller, overlay=overlay)
         echo = next(one.address for one in report.tools if one.name == "shop.v1.Shop.Echo")
         bearer = (("authorization", wires.http.headers["authorization"]),)
         for number, word in ((math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")):

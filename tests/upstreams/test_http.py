@@ -657,12 +657,12 @@ async def test_the_version_of_an_answers_data_is_the_entity_tag_of_the_service(t
     }  # fmt: skip
     overlay = {"tools": {"look": {"mutation_class": "read_only"}}}
     tags = {'"v7"': "v7", 'W/"v8"': "v8", "x" * 300: None, "": None}
-    async with HttpServer.open() as server, Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path / "home", housekeeping=False) as app:
         config: Json = {"urls": [server.url], "tools": [tool], "allow_private": True}
-        await lock.upstreams.add("svc", "http", config, by=lock.caller, overlay=overlay)
+        await app.upstreams.add("svc", "http", config, by=app.caller, overlay=overlay)
         for tag, version in tags.items():
             server.answers = [Answer(body=b'{"ok": true}', headers={"etag": tag} if tag else {})]
-            result = await lock.call("svc.look", {})
+            result = await app.call("svc.look", {})
             assert result.ok, result.error
             assert result.envelope()["provenance"]["dataVersion"] == version
 

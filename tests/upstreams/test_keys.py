@@ -32,8 +32,8 @@ ROOT = Path(__file__).parents[2]
 class Notes:
     """The notes server behind Interlock, and the file it writes to."""
 
-    def __init__(self, lock: Interlock, wires: Wires, file: Path) -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, wires: Wires, file: Path) -> None:
+        self.app = app
         self.wires = wires
         self.file = file
 
@@ -63,12 +63,12 @@ class Notes:
 async def notes(home: Path, idempotency: str, *, approved: bool = True, **tools: Json) -> AsyncGenerator[Notes]:
     """Serve the notes with keys from there; calls of `bot` whose text begins with m are approved in advance."""
     file = home.parent / "notes.txt"
-    async with Interlock.open(home, housekeeping=False) as lock, wired(lock) as wires:
+    async with Interlock.open(home, housekeeping=False) as app, wired(app) as wires:
         command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.notes", str(file)]
         config: Json = {"command": command, "cwd": str(ROOT)}
         tools = {"read": {"mutation_class": "read_only"}, **tools}
         overlay: Json = {"defaults": {"idempotency": idempotency}, "tools": tools}
-        report = await lock.upstreams.add("notes", "mcp", config, by=lock.caller, overlay=overlay)
+        report = await app.upstreams.add("notes", "mcp", config, by=app.caller, overlay=overlay)
         assert {one.state for one in report.tools} == {"admitted"}, report.tools
         if approved:
             number = {"minimum": 1, "maximum": 99}
@@ -77,12 +77,12 @@ async def notes(home: Path, idempotency: str, *, approved: bool = True, **tools:
                 "change": {"number": number, "text": "m*"},
                 "remove": {"number": number},
             }
-            for who, tool in product((did_of("bot"), lock.caller.acting), bounds):
-                await lock.standing_approvals.grant(
+            for who, tool in product((did_of("bot"), app.caller.acting), bounds):
+                await app.standing_approvals.grant(
                     f"notes.{tool}", by=REVIEWER, caller=who, tenant="local", arguments=bounds[tool], uses=100,
-                    expires_ms=lock.clock.now_ms() + 3_600_000,
+                    expires_ms=app.clock.now_ms() + 3_600_000,
                 )  # fmt: skip
-        yield Notes(lock, wires, file)
+        yield Notes(app, wires, file)
 
 
 def schema_of(listed: types.ListToolsResult, name: str = "notes-add") -> Json:
@@ -93,9 +93,9 @@ def words(result: types.CallToolResult) -> str:
     return "".join(block.text for block in result.content if isinstance(block, types.TextContent))
 
 
-def the_record(lock: Interlock) -> Json:
+def the_record(app: Interlock) -> Json:
     """The last closing record of a call of `notes.add`."""
-    return [one for one in records(lock) if one.get("toolId") == "notes.add"][-1]
+    return [one for one in records(app) if one.get("toolId") == "notes.add"][-1]
 
 
 @pytest.mark.proves("IDEM-01")
@@ -110,7 +110,7 @@ async def test_a_key_is_the_callers_unless_the_operator_says_otherwise(home: Pat
             done = await client.call_tool("notes-add", {"text": "milk", "idempotency_key": "one"})
             assert done.structured_content == {"number": 1}
         assert world.lines == ["milk"]
-        assert "keyFrom" not in the_record(world.lock)
+        assert "keyFrom" not in the_record(world.app)
 
 
 @pytest.mark.proves("IDEM-01")
@@ -123,7 +123,7 @@ async def test_the_id_of_a_request_within_its_session_is_its_key(home: Path) -> 
             for number in (1, 2):
                 done = await client.call_tool("notes-add", {"text": "milk"})
                 assert done.structured_content == {"number": number}, words(done)
-        record = the_record(world.lock)
+        record = the_record(world.app)
         assert record["keyFrom"] == "request"
         session, request = record["native"]["mcp_session_id"], record["native"]["jsonrpc_request_id"]
         assert record["idempotencyKey"] == f"mcp:{session}:{request}"
@@ -131,7 +131,7 @@ async def test_the_id_of_a_request_within_its_session_is_its_key(home: Path) -> 
         for session, ident, expected in ((first, 7, 3), (first, 7, 3), (first, "7", 4), (second, 7, 5), (first, 7, 3)):
             answer = await _raw_call(world, session, ident, {"text": "milk"})
             assert answer["result"]["structuredContent"] == {"number": expected}, answer
-        assert the_record(world.lock)["replayOf"]
+        assert the_record(world.app)["replayOf"]
         other = await _raw_call(world, first, 7, {"text": "more milk"})
         assert "E3306" in other["result"]["content"][0]["text"], "one id, two actions"
         assert world.lines == ["milk"] * 5
@@ -213,9 +213,9 @@ async def test_each_request_is_an_action_and_the_record_says_that_nothing_protec
         for number in (1, 2):
             done = await client.call_tool("notes-add", {"text": "milk"})
             assert done.structured_content == {"number": number}, words(done)
-        record = the_record(world.lock)
+        record = the_record(world.app)
         assert (record["resendProtection"], record.get("idempotencyKey")) == ("none", None)
-        (intent,) = records(world.lock, record["call"], "intent")
+        (intent,) = records(world.app, record["call"], "intent")
         assert intent["resendProtection"] == "none"
         read = await client.call_tool("notes-read", {"number": 1})
         assert read.structured_content == {"text": "milk"}
@@ -223,9 +223,9 @@ async def test_each_request_is_an_action_and_the_record_says_that_nothing_protec
         for _ in range(2):
             done = await world.rest("milk", **{"idempotency-key": "sent"})
             assert done["result"]["structuredContent"] == {"number": 3}
-        assert "resendProtection" not in the_record(world.lock)
+        assert "resendProtection" not in the_record(world.app)
         assert world.lines == ["milk"] * 3
-        assert verify(world.lock.home).faults == ()
+        assert verify(world.app.home).faults == ()
 
 
 @pytest.mark.proves("IDEM-01")
@@ -280,7 +280,7 @@ async def test_tools_of_one_upstream_may_have_their_keys_from_different_places(h
         ]
         assert over_wires == ["E3307", "compute", "replay", "E3307", "compute", "replay", "compute", "compute"]
         assert len(world.lines) == 7
-        removed = [one for one in records(world.lock) if one.get("toolId") == "notes.remove"]
+        removed = [one for one in records(world.app) if one.get("toolId") == "notes.remove"]
         assert [one["resendProtection"] for one in removed] == ["none"] * 4
 
 
@@ -290,15 +290,15 @@ async def test_a_call_that_waited_goes_on_when_it_is_sent_again(home: Path, idem
     async with notes(home, idempotency) as world, world.client("legacy") as client:
         pending = await client.call_tool("notes-add", {"text": "bread"})
         again = await client.call_tool("notes-add", {"text": "bread"})
-        (ticket,) = await world.lock.approvals.list()
+        (ticket,) = await world.app.approvals.list()
         assert ticket.id in words(pending)
         assert ticket.id in words(again)
-        await world.lock.approvals.approve(ticket.id, by=REVIEWER)
+        await world.app.approvals.approve(ticket.id, by=REVIEWER)
         done = await client.call_tool("notes-add", {"text": "bread"})
         assert done.structured_content == {"number": 1}, words(done)
         # The next request is a new action, and a person is asked anew.
         pending = await client.call_tool("notes-add", {"text": "bread"})
-        (second,) = await world.lock.approvals.list()
+        (second,) = await world.app.approvals.list()
         assert second.id in words(pending)
         assert world.lines == ["bread"]
 
@@ -309,20 +309,20 @@ async def test_a_call_that_was_continued_meanwhile_is_answered_once_with_what_ca
 ) -> None:
     async with notes(home, idempotency) as world, world.client("legacy") as client:
         await client.call_tool("notes-add", {"text": "bread"})
-        (ticket,) = await world.lock.approvals.list()
-        await world.lock.approvals.approve(ticket.id, by=REVIEWER)
-        (continued,) = await world.lock.approved_calls.resume_all()
+        (ticket,) = await world.app.approvals.list()
+        await world.app.approvals.approve(ticket.id, by=REVIEWER)
+        (continued,) = await world.app.approved_calls.resume_all()
         assert continued.ok, continued.error
         told = await client.call_tool("notes-add", {"text": "bread"})
         assert told.structured_content == {"number": 1}, words(told)
-        assert the_record(world.lock)["replayOf"] == continued.invocation_id
+        assert the_record(world.app)["replayOf"] == continued.invocation_id
         await client.call_tool("notes-add", {"text": "bread"})
-        (second,) = await world.lock.approvals.list()
-        await world.lock.approvals.deny(second.id, by=REVIEWER)
+        (second,) = await world.app.approvals.list()
+        await world.app.approvals.deny(second.id, by=REVIEWER)
         refused = await client.call_tool("notes-add", {"text": "bread"})
         assert "E3209" in words(refused)
         assert world.lines == ["bread"]
-        assert verify(world.lock.home).faults == ()
+        assert verify(world.app.home).faults == ()
 
 
 @pytest.mark.parametrize("wire", ["rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy"])
@@ -333,7 +333,7 @@ async def test_an_empty_key_is_none(home: Path, wire: str) -> None:
         assert refused.envelope["error_code"] == "E3307"
         assert "missing" in refused.envelope["message"]
         assert world.lines == []
-        assert code(await world.lock.call("notes.add", {"text": "milk"}, key="")) == "E3307"
+        assert code(await world.app.call("notes.add", {"text": "milk"}, key="")) == "E3307"
 
 
 async def test_only_tools_of_upstreams_may_have_keys_from_elsewhere(home: Path) -> None:

@@ -68,12 +68,12 @@ def _parrots(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_parrots")
 async def test_a_module_and_a_row_are_a_new_kind_of_upstream(home: Path) -> None:
     reads = {"defaults": {"mutation_class": "read_only"}}
-    async with Interlock.open(home) as lock:
+    async with Interlock.open(home) as app:
         with pytest.raises(Failure, match=r"`greting` is not a field there; did you mean `greeting`"):
-            await lock.upstreams.add("polly", "parrot", {"greting": "Ahoy"}, by=lock.caller)
-        report = await lock.upstreams.add("polly", "parrot", {"greeting": "Ahoy"}, by=lock.caller, overlay=reads)
+            await app.upstreams.add("polly", "parrot", {"greting": "Ahoy"}, by=app.caller)
+        report = await app.upstreams.add("polly", "parrot", {"greeting": "Ahoy"}, by=app.caller, overlay=reads)
         assert [(one.name, one.state) for one in report.tools] == [("say", "admitted")]
-        assert (await lock.call("polly.say", text="there")).unwrap() == "Ahoy there"
+        assert (await app.call("polly.say", text="there")).unwrap() == "Ahoy there"
 
 
 class Song:
@@ -91,19 +91,19 @@ async def test_resources_of_a_kind_are_offered_if_its_row_says_so(home: Path, mo
     monkeypatch.setattr(Parrot, "content", Song(), raising=False)
     monkeypatch.setattr(Parrot, "attend", _attend, raising=False)
     reads = {"defaults": {"mutation_class": "read_only"}}
-    async with Interlock.open(home) as lock:
-        await lock.upstreams.add("polly", "parrot", {"greeting": "Ahoy"}, by=lock.caller, overlay=reads)
-        offers = Offers(lock, lock.tools, lambda _: None)
-        assert await offers.resources(lock.caller) == []
+    async with Interlock.open(home) as app:
+        await app.upstreams.add("polly", "parrot", {"greeting": "Ahoy"}, by=app.caller, overlay=reads)
+        offers = Offers(app, app.tools, lambda _: None)
+        assert await offers.resources(app.caller) == []
         singing = Kind("parrots", "A parrot that a file configures.", offers_content=True)
         monkeypatch.setattr(kinds, "KINDS", {**KINDS, "parrot": singing})
-        assert await offers.resources(lock.caller) == [{"uri": "upstream:polly:song:1", "name": "shanty"}]
+        assert await offers.resources(app.caller) == [{"uri": "upstream:polly:song:1", "name": "shanty"}]
 
 
 async def test_an_unknown_kind_is_refused_with_the_one_that_was_meant(home: Path) -> None:
-    async with Interlock.open(home) as lock:
+    async with Interlock.open(home) as app:
         with pytest.raises(Failure, match="`opnapi` is not a kind of upstream; did you mean `openapi`") as refused:
-            await lock.upstreams.add("shop", "opnapi", {}, by=lock.caller)
+            await app.upstreams.add("shop", "opnapi", {}, by=app.caller)
     assert refused.value.code == "E3004"
 
 

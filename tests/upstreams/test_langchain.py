@@ -207,14 +207,14 @@ async def test_huge_names_and_descriptions_are_read_apart_from_the_loop(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (tmp_path / f"{name}.py").write_text(HUGE)
     async with AsyncExitStack() as stack:
-        lock = await stack.enter_async_context(Interlock.open(tmp_path / "home", housekeeping=False))
-        await lock.upstreams.add("plain", "langchain", {"module": MODULE}, by=lock.caller)  # what is imported first
+        app = await stack.enter_async_context(Interlock.open(tmp_path / "home", housekeeping=False))
+        await app.upstreams.add("plain", "langchain", {"module": MODULE}, by=app.caller)  # what is imported first
         await stack.enter_async_context(loop_is_free())
-        report = await lock.upstreams.add("chain", "langchain", {"module": name}, by=lock.caller)
+        report = await app.upstreams.add("chain", "langchain", {"module": name}, by=app.caller)
         states = {one.name[:10]: one.state for one in report.tools}
         assert states == {"wordy": "admitted", "longer": "refused", "n" * 10: "refused", "shy": "refused"}
         assert max(len(one.name) for one in report.tools) <= 200, "what is stored of it is short"
-        shown = (await lock.catalog.resolve("chain.wordy")).contract.manifest.description
+        shown = (await app.catalog.resolve("chain.wordy")).contract.manifest.description
         assert len(shown) <= 2000
     monkeypatch.delitem(sys.modules, name, raising=False)
 
@@ -238,18 +238,18 @@ async def test_every_tool_of_a_module_becomes_a_contract_that_admission_takes() 
 @pytest.mark.proves("EXEC-12")
 async def test_a_tool_is_added_and_called_like_any_other(tmp_path: Path) -> None:
     overlay = {"tools": {"shout": {"mutation_class": "read_only"}, "crash": {"mutation_class": "read_only"}}}
-    async with Interlock.open(tmp_path) as lock:
-        await lock.upstreams.add("chain", "langchain", {"module": MODULE}, by=lock.caller, overlay=overlay)
-        assert (await lock.call("chain.shout", {"text": "a"})).unwrap() == "A"
-        assert [record["phases"] for record in records(lock)] == [SIX]
-        refused = await lock.call("chain.shout", {"text": 5, "times": "many"})
+    async with Interlock.open(tmp_path) as app:
+        await app.upstreams.add("chain", "langchain", {"module": MODULE}, by=app.caller, overlay=overlay)
+        assert (await app.call("chain.shout", {"text": "a"})).unwrap() == "A"
+        assert [record["phases"] for record in records(app)] == [SIX]
+        refused = await app.call("chain.shout", {"text": 5, "times": "many"})
         assert refused.error is not None
         assert refused.error.code == "E3301"
-        failed = await lock.call("chain.crash", {"text": "x"})
+        failed = await app.call("chain.crash", {"text": "x"})
         assert failed.error is not None
         assert (failed.error.code, failed.error.message) == ("E3401", "`crash` failed with ValueError")
         # What nobody called harmless is asked about first.
-        assert (await lock.call("chain.count", {"words": []}, key="k1")).pending
+        assert (await app.call("chain.count", {"words": []}, key="k1")).pending
 
 
 async def test_what_langchain_injects_is_not_a_parameter() -> None:
@@ -376,8 +376,8 @@ async def test_an_incomplete_tool_is_refused_with_a_reason_and_the_others_are_se
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (tmp_path / f"{name}.py").write_text(INCOMPLETE)
     overlay = {"defaults": {"mutation_class": "read_only"}}
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        report = await lock.upstreams.add("chain", "langchain", {"module": name}, by=lock.caller, overlay=overlay)
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        report = await app.upstreams.add("chain", "langchain", {"module": name}, by=app.caller, overlay=overlay)
         states = {one.name: (one.state, one.reason) for one in report.tools}
         assert {name: state for name, (state, _) in states.items()} == {
             "good": "admitted", "odd": "refused", "remote": "refused", "wild": "refused", "mute": "refused",
@@ -390,10 +390,10 @@ async def test_an_incomplete_tool_is_refused_with_a_reason_and_the_others_are_se
         )
         assert "letters, digits" in states["a tool!"][1]
         assert "letters, digits" in states["a" * 65][1]
-        assert (await lock.call("chain.good", text="a")).value == "a"
+        assert (await app.call("chain.good", text="a")).value == "a"
         assert all(reason for name, (_, reason) in states.items() if name != "good"), "it says why"
         for refused in ("odd", "remote", "wild", "mute", "blank", "a_tool"):
-            missing = await lock.call(f"chain.{refused}")
+            missing = await app.call(f"chain.{refused}")
             assert missing.error is not None
             assert missing.error.code == "E3101"
     monkeypatch.delitem(sys.modules, name, raising=False)

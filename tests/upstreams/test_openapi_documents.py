@@ -327,32 +327,32 @@ async def test_operations_are_invoked_as_the_document_describes_them(tmp_path: P
             },
         }
     }
-    async with HttpServer.open() as server, Interlock.open(tmp_path) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path) as app:
         server.otherwise = lambda _: json_answer({"name": "Rex"})
         config: Json = {"urls": [server.url], "allow_private": True, "openapi": document(paths), "accept_hints": True}
-        report = await lock.upstreams.add("pets", "openapi", config, by=lock.caller)
+        report = await app.upstreams.add("pets", "openapi", config, by=app.caller)
         assert {offered.name: offered.state for offered in report.tools} == {
             "getPet": "admitted",
             "putPet": "admitted",
             "silent": "admitted",
             "peek": "admitted",
         }
-        classes = {one.row.address: one.contract.mutation.mutation_class for one in await lock.catalog.everything()}
+        classes = {one.row.address: one.contract.mutation.mutation_class for one in await app.catalog.everything()}
         assert classes == {
             "pets.get_pet": "read_only", "pets.peek": "read_only", "pets.put_pet": "write_irreversible",
             "pets.silent": "write_irreversible",
         }  # fmt: skip
-        shown = (await lock.catalog.resolve("pets.get_pet")).contract
+        shown = (await app.catalog.resolve("pets.get_pet")).contract
         assert shown.output.document == pet
-        got = await lock.call("pets.get_pet", {"id": "a b", "tags": ["x", "y&z"], "X-Note": "hello"})
+        got = await app.call("pets.get_pet", {"id": "a b", "tags": ["x", "y&z"], "X-Note": "hello"})
         assert got.unwrap() == {"name": "Rex"}
         # A PUT may change things: a person is asked, until the operator says what it is.
-        assert (await lock.call("pets.put_pet", {"id": "1", "name": "Max"}, key="k1")).pending
+        assert (await app.call("pets.put_pet", {"id": "1", "name": "Max"}, key="k1")).pending
         overlay = {"tools": {"putPet": {"mutation_class": "read_only"}}}
-        await lock.upstreams.refresh("pets", by=lock.caller, overlay=overlay)
-        await lock.upstreams.accept("pets", by=lock.caller, reason="looked at")
-        assert (await lock.call("pets.put_pet", {"id": "1", "name": "Max"})).ok
-        climbing = await lock.call("pets.get_pet", {"id": "../admin"})
+        await app.upstreams.refresh("pets", by=app.caller, overlay=overlay)
+        await app.upstreams.accept("pets", by=app.caller, reason="looked at")
+        assert (await app.call("pets.put_pet", {"id": "1", "name": "Max"})).ok
+        climbing = await app.call("pets.get_pet", {"id": "../admin"})
         assert climbing.error is not None
         assert climbing.error.code == "E3305"
     assert [(one.method, one.path) for one in server.got] == [
@@ -577,20 +577,20 @@ def test_an_answer_that_the_document_does_not_describe_is_read_as_it_comes(respo
 @pytest.mark.proves("EXEC-11")
 async def test_an_operation_without_a_response_schema_is_admitted_and_said_to_be_unchecked(tmp_path: Path) -> None:
     paths: Json = {"/a": {"get": {"operationId": "look", "responses": {"200": {"description": "fine"}}}}}
-    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
         config: Json = {"urls": [server.url], "allow_private": True, "openapi": document(paths), "accept_hints": True}
-        report = await lock.upstreams.add("it", "openapi", config, by=lock.caller)
+        report = await app.upstreams.add("it", "openapi", config, by=app.caller)
         (offered,) = report.tools
         assert offered.state == "admitted", offered.reason
         assert any("not checked" in need for need in offered.needs)
-        contract = (await lock.catalog.resolve("it.look")).contract
+        contract = (await app.catalog.resolve("it.look")).contract
         assert contract.output.document == {}
         assert "not checked" in contract.manifest.annotations["unchecked"][0]
         assert contract.manifest.description == "look, a tool of it: GET /a"
         answers = [json_answer([1]), Answer(body=b"words", media="text/plain"), Answer(body=b"", media="")]
         for answer, value in zip(answers, ([1], "words", None), strict=True):
             server.answers = [answer]
-            assert (await lock.call("it.look")).unwrap() == value
+            assert (await app.call("it.look")).unwrap() == value
 
 
 async def test_a_result_off_its_schema_fails_unless_the_operator_wants_a_warning(tmp_path: Path) -> None:
@@ -598,15 +598,15 @@ async def test_a_result_off_its_schema_fails_unless_the_operator_wants_a_warning
     gives: Json = {"200": {"description": "", "content": {"application/json": {"schema": pet}}}}
     paths: Json = {f"/{name}": {"get": {"operationId": name, "responses": gives}} for name in ("strict", "lax")}
     overlay = {"defaults": {"mutation_class": "read_only"}, "tools": {"lax": {"off_schema": "warn"}}}
-    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
         server.otherwise = lambda _: json_answer({"name": "Rex"})
         config: Json = {"urls": [server.url], "allow_private": True, "openapi": document(paths)}
-        await lock.upstreams.add("it", "openapi", config, by=lock.caller, overlay=overlay)
+        await app.upstreams.add("it", "openapi", config, by=app.caller, overlay=overlay)
         server.otherwise = lambda _: json_answer({"name": 7})
-        strict = await lock.call("it.strict")
+        strict = await app.call("it.strict")
         assert strict.error is not None
         assert strict.error.code == "E3303"
-        lax = await lock.call("it.lax")
+        lax = await app.call("it.lax")
         assert lax.unwrap() == {"name": 7}
         assert lax.metadata["warnings"] == ["OUTPUT_OFF_SCHEMA at=/name"]
 
@@ -614,18 +614,18 @@ async def test_a_result_off_its_schema_fails_unless_the_operator_wants_a_warning
 @pytest.mark.shows("OpenAPI", "changed definitions")
 async def test_an_operation_that_its_document_describes_otherwise_is_not_called(tmp_path: Path) -> None:
     operation: Json = {"operationId": "look", "summary": "Looks at all things.", "responses": OK}
-    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
         server.otherwise = lambda got: json_answer(
             document({"/things": {"get": operation}}) if got.path == "/openapi.json" else {}
         )
         config: Json = {"urls": [server.url], "allow_private": True, "openapi": f"{server.url}/openapi.json"}
         overlay = {"defaults": {"mutation_class": "read_only"}}
-        (offered,) = (await lock.upstreams.add("it", "openapi", config, by=lock.caller, overlay=overlay)).tools
-        assert (await lock.call(offered.address)).ok
+        (offered,) = (await app.upstreams.add("it", "openapi", config, by=app.caller, overlay=overlay)).tools
+        assert (await app.call(offered.address)).ok
         operation["summary"] = "Looks at all things, and mails them to somebody."
-        await lock.upstreams.refresh("it", by=lock.caller)
+        await app.upstreams.refresh("it", by=app.caller)
         server.got.clear()
-        refused = await lock.call(offered.address)
+        refused = await app.call(offered.address)
         assert refused.error is not None
         assert (refused.error.code, server.got) == ("E3210", [])
 
@@ -648,30 +648,30 @@ async def test_bytes_are_sent_from_base64_and_received_as_artifacts(tmp_path: Pa
         "/text": {"post": {"operationId": "text", "requestBody": body({}, "text/plain"), "responses": OK}},
     }
     overlay = {"defaults": {"mutation_class": "read_only"}}
-    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
         config: Json = {"urls": [server.url], "allow_private": True, "openapi": document(paths)}
-        report = await lock.upstreams.add("it", "openapi", config, by=lock.caller, overlay=overlay)
+        report = await app.upstreams.add("it", "openapi", config, by=app.caller, overlay=overlay)
         assert [one.state for one in report.tools] == ["admitted"] * 3
-        takes = (await lock.catalog.resolve("it.form")).contract.input.document["properties"]["file"]
+        takes = (await app.catalog.resolve("it.form")).contract.input.document["properties"]["file"]
         assert takes == {"type": "string", "description": "The picture.", "contentEncoding": "base64"}
         server.answers = [Answer(body=PDF, media="application/pdf"), json_answer({}), json_answer({})]
-        got = await lock.call("it.raw", body=base64.b64encode(PDF).decode())
+        got = await app.call("it.raw", body=base64.b64encode(PDF).decode())
         assert got.unwrap() == {"path": "answer.pdf", "mediaType": "application/pdf", "size": len(PDF)}
         (artifact,) = got.artifacts
         assert artifact.sha256 == hashlib.sha256(PDF).hexdigest()
         data = base64.b64encode(PDF).decode()
-        tried = await lock.call("it.form", file=data, more=[data, data], note='a"\r\nb', tags={"a": 1})
+        tried = await app.call("it.form", file=data, more=[data, data], note='a"\r\nb', tags={"a": 1})
         assert tried.ok, tried.error
-        assert (await lock.call("it.text", body="plain words")).ok
+        assert (await app.call("it.text", body="plain words")).ok
         # A file that an earlier call of the caller left is sent by its reference, by this caller alone.
         server.answers = [Answer(body=b"%PDF", media="application/pdf"), json_answer({})]
-        assert (await lock.call("it.raw", body=artifact.ref)).ok
-        assert (await lock.call("it.form", file=artifact.ref, more=[data, artifact.ref])).ok
-        for ref, caller in ((artifact.ref, Caller(id="local:eve")), ("payload:01JC.1", lock.caller)):
-            theirs = await lock.call("it.raw", body=ref, caller=caller)
+        assert (await app.call("it.raw", body=artifact.ref)).ok
+        assert (await app.call("it.form", file=artifact.ref, more=[data, artifact.ref])).ok
+        for ref, caller in ((artifact.ref, Caller(id="local:eve")), ("payload:01JC.1", app.caller)):
+            theirs = await app.call("it.raw", body=ref, caller=caller)
             assert theirs.error is not None
             assert theirs.error.code == "E3702"
-        wrong = await lock.call("it.raw", body="not base64!")
+        wrong = await app.call("it.raw", body="not base64!")
         assert wrong.error is not None
         assert wrong.error.code == "E3308"
     raw, sent, text, raw_again, sent_again = server.got
@@ -769,11 +769,11 @@ async def test_a_number_beyond_64_bits_does_not_fail_a_document(how: str, tmp_pa
     whole: Any = document(paths)
     if how != "python":
         whole = openapi.parse(json.dumps(whole) if how == "json" else yaml.safe_dump(whole))
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
         config: Json = {"urls": ["https://api.example.com"], "openapi": whole}
-        report = await lock.upstreams.add("it", "openapi", config, by=lock.caller)
+        report = await app.upstreams.add("it", "openapi", config, by=app.caller)
         assert [one.state for one in report.tools] == ["admitted"]
-        takes = (await lock.catalog.resolve("it.look")).contract.input
+        takes = (await app.catalog.resolve("it.look")).contract.input
         assert takes.valid({"p": 2**62})
         assert not takes.valid({"p": -1})
 
@@ -882,11 +882,11 @@ async def test_a_service_is_where_its_document_is_unless_that_says_otherwise(
 
     for prefix in ("", "/api", "/v2"):
         offer(prefix)
-    async with served(app) as base, Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with served(app) as base, Interlock.open(tmp_path, housekeeping=False) as interlock:
         document = f"{base}/docs/openapi.json"
         config = {"openapi": document, "urls": [base], "allow_private": True, "accept_hints": True}
-        report = await lock.upstreams.add("hi", "openapi", config, by=lock.caller)
+        report = await interlock.upstreams.add("hi", "openapi", config, by=interlock.caller)
         (one,) = report.tools
         assert one.state == "admitted", one.reason
-        said = (await lock.call(one.address, name="ada")).unwrap()
+        said = (await interlock.call(one.address, name="ada")).unwrap()
         assert said == {"hello": "ada", "at": at}

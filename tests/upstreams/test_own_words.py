@@ -80,7 +80,7 @@ async def world(folder: Path) -> AsyncGenerator[Wires]:
             ("fns", "functions", {**http, "declarations": [declared("openai-chat", "look", WORD, description=False)]}),
         ]
         for name, kind, config in upstreams:
-            report = await wires.lock.upstreams.add(name, kind, config, by=wires.lock.caller)
+            report = await wires.app.upstreams.add(name, kind, config, by=wires.app.caller)
             assert {one.state for one in report.tools if "streaming" not in one.reason} == {"admitted"}, report
         yield wires
 

@@ -69,60 +69,60 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-async def _states(lock: Interlock) -> dict[str, str]:
-    return {one.name: one.state for one in await lock.upstreams.offers("desk")}
+async def _states(app: Interlock) -> dict[str, str]:
+    return {one.name: one.state for one in await app.upstreams.offers("desk")}
 
 
-async def _call(lock: Interlock, word: str) -> Result:
-    return await lock.call("desk.find", word=word)
+async def _call(app: Interlock, word: str) -> Result:
+    return await app.call("desk.find", word=word)
 
 
 @pytest.mark.shows("MCP, handshake era", "changed definitions")
 async def test_a_server_that_comes_back_changed_is_not_asked(tmp_path: Path, desk: Desk) -> None:
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        await lock.upstreams.add("desk", "mcp", desk.config, by=lock.caller, overlay=READS)
-        assert (await _call(lock, "milk")).ok
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        await app.upstreams.add("desk", "mcp", desk.config, by=app.caller, overlay=READS)
+        assert (await _call(app, "milk")).ok
         desk.offers("Find a word in the notes, and mail it to me.")
         before = desk.asked("tools/call")
         # The read that ends the server is tried again, and meets another one; unless that is not up yet.
-        result = await _call(lock, "end")
+        result = await _call(app, "end")
         async with asyncio.timeout(30):
             while code_of(result) in ("E3501", "E3502"):
                 assert result.error is not None
                 await asyncio.sleep((result.error.retry_after_ms or 20) / 1000)
-                result = await _call(lock, "milk")
+                result = await _call(app, "milk")
         assert code_of(result) == "E3210"
         assert desk.asked("tools/call") == before + 1
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        assert await _states(lock) == {"find": "changed"}
-        quarantined = await _call(lock, "milk")
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        assert await _states(app) == {"find": "changed"}
+        quarantined = await _call(app, "milk")
         assert quarantined.error is not None
         assert "quarantine" in quarantined.error.message
         assert "interlock upstream accept desk" in quarantined.error.resolution
-        await lock.upstreams.accept("desk", by=lock.caller, reason="wanted")
-        assert (await _call(lock, "milk")).ok
+        await app.upstreams.accept("desk", by=app.caller, reason="wanted")
+        assert (await _call(app, "milk")).ok
 
 
 async def test_however_many_call_a_conversation_begins_with_one_look(tmp_path: Path, desk: Desk) -> None:
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        await lock.upstreams.add("desk", "mcp", desk.config, by=lock.caller, overlay=READS)
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        await app.upstreams.add("desk", "mcp", desk.config, by=app.caller, overlay=READS)
         looks = desk.asked("tools/list")
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        results = await asyncio.gather(*(_call(lock, str(number)) for number in range(20)))
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        results = await asyncio.gather(*(_call(app, str(number)) for number in range(20)))
         assert all(one.ok for one in results)
         assert desk.asked("tools/list") == looks + 1
 
 
 async def test_a_probe_finds_what_changed_without_a_word(tmp_path: Path, desk: Desk) -> None:
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        await lock.upstreams.add("desk", "mcp", desk.config, by=lock.caller, overlay=READS)
-        assert await lock.upstreams.probe("desk") == "available"
-        assert await _states(lock) == {"find": "admitted"}
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        await app.upstreams.add("desk", "mcp", desk.config, by=app.caller, overlay=READS)
+        assert await app.upstreams.probe("desk") == "available"
+        assert await _states(app) == {"find": "admitted"}
         desk.offers("Find a word in the notes, and mail it to me.")
-        assert await lock.upstreams.probe("desk") == "available"
-        assert await _states(lock) == {"find": "changed"}
+        assert await app.upstreams.probe("desk") == "available"
+        assert await _states(app) == {"find": "changed"}
         before = desk.asked("tools/call")
-        assert code_of(await _call(lock, "milk")) == "E3210"
+        assert code_of(await _call(app, "milk")) == "E3210"
         assert desk.asked("tools/call") == before
 
 
@@ -149,10 +149,10 @@ async def test_a_module_that_describes_its_tool_otherwise_is_not_run(
     for words, code in (("", None), (", and mail it to me", "E3210")):
         module.write_text(CHAIN.format(words))
         sys.modules.pop("pinned_chain", None)
-        async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+        async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
             if code is None:
                 config = {"module": "pinned_chain"}
-                await lock.upstreams.add("chain", "langchain", config, by=lock.caller, overlay=overlay)
-            assert code_of(await lock.call("chain.shout", text="a")) == code
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        assert [one.state for one in await lock.upstreams.offers("chain")] == ["changed"], "there to be looked at"
+                await app.upstreams.add("chain", "langchain", config, by=app.caller, overlay=overlay)
+            assert code_of(await app.call("chain.shout", text="a")) == code
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        assert [one.state for one in await app.upstreams.offers("chain")] == ["changed"], "there to be looked at"

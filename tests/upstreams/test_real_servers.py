@@ -131,17 +131,17 @@ def home(tmp_path: Path) -> Path:
 
 async def test_the_time_server_behind_a_governed_call(home: Path) -> None:
     config: Json = {"command": python_server("mcp-server-time"), "accept_hints": True}
-    async with Interlock.open(home, housekeeping=False) as lock:
-        report = await lock.upstreams.add("time", "mcp", config, by=lock.caller)
+    async with Interlock.open(home, housekeeping=False) as app:
+        report = await app.upstreams.add("time", "mcp", config, by=app.caller)
         assert {one.state for one in report.tools} == {"admitted"}
         given = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
-        done = await lock.call("time.convert_time", given)
+        done = await app.call("time.convert_time", given)
         assert "21:00" in str(done.unwrap())
-        (closed,) = records(lock, done.invocation_id)
+        (closed,) = records(app, done.invocation_id)
         assert closed["toolId"] == "time.convert_time"
-        refused = await lock.call("time.convert_time", {**given, "time": 12})
+        refused = await app.call("time.convert_time", {**given, "time": 12})
         assert code(refused) == "E3301"
-        assert verify(lock.home).faults == ()
+        assert verify(app.home).faults == ()
 
 
 async def test_files_of_the_filesystem_server_are_written_once_and_come_back(home: Path, tmp_path: Path) -> None:
@@ -163,20 +163,20 @@ async def test_files_of_the_filesystem_server_are_written_once_and_come_back(hom
         }
     }
     config: Json = {"command": [*node_server("server-filesystem"), str(folder)]}
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await lock.upstreams.add("files", "mcp", config, by=lock.caller, overlay=overlay)
+    async with Interlock.open(home, housekeeping=False) as app:
+        await app.upstreams.add("files", "mcp", config, by=app.caller, overlay=overlay)
         assert note.read_text() == "before", "admission has written to it, and undone that"
         given = {"path": str(note), "content": "after"}
-        done = await lock.call("files.write_file", given, key="one")
+        done = await app.call("files.write_file", given, key="one")
         assert done.ok, done.error
         assert note.read_text() == "after"
         note.write_text("somebody else's")
-        again = await lock.call("files.write_file", given, key="one")
+        again = await app.call("files.write_file", given, key="one")
         assert (again.ok, again.replayed) == (True, True)
         assert note.read_text() == "somebody else's", "under its key it runs once"
-        assert (await lock.undo(done.invocation_id, key="undo")).ok
+        assert (await app.undo(done.invocation_id, key="undo")).ok
         assert note.read_text() == "before"
-        asked = await lock.call("files.move_file", {"source": str(note), "destination": str(note) + "2"}, key="two")
+        asked = await app.call("files.move_file", {"source": str(note), "destination": str(note) + "2"}, key="two")
         assert asked.pending, "of a tool without a recipe nothing is known, so a person is asked"
 
 
@@ -197,19 +197,19 @@ async def test_an_entity_of_the_memory_server_is_taken_back_by_another_tool(home
     }
     env = {"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")}
     config: Json = {"command": node_server("server-memory"), "env": env}
-    async with Interlock.open(home, housekeeping=False) as lock:
-        report = await lock.upstreams.add("memory", "mcp", config, by=lock.caller, overlay=overlay)
+    async with Interlock.open(home, housekeeping=False) as app:
+        report = await app.upstreams.add("memory", "mcp", config, by=app.caller, overlay=overlay)
         states = {one.name: (one.state, one.reason) for one in report.tools}
         state, reason = states["create_entities"]
         assert (state, "only that its undo runs" in reason) == ("admitted", True)
 
         async def names() -> list[str]:
-            graph = (await lock.call("memory.read_graph", {})).unwrap()
+            graph = (await app.call("memory.read_graph", {})).unwrap()
             return [one["name"] for one in graph["structuredContent"]["entities"]]
 
         assert await names() == [], "what admission has created is gone"
         given = {"entities": [{**entity, "name": "Ada", "observations": ["Ada"]}]}
-        done = await lock.call("memory.create_entities", given)
+        done = await app.call("memory.create_entities", given)
         assert (done.ok, await names()) == (True, ["Ada"]), "no key is needed, and nobody is asked"
-        assert (await lock.undo(done.invocation_id, key="undo")).ok
+        assert (await app.undo(done.invocation_id, key="undo")).ok
         assert await names() == []

@@ -43,8 +43,8 @@ READ: Json = {"mutation_class": "read_only"}
 class Notes:
     """The notes server behind Interlock, and the file it writes to."""
 
-    def __init__(self, lock: Interlock, file: Path, report: Report) -> None:
-        self.lock = lock
+    def __init__(self, app: Interlock, file: Path, report: Report) -> None:
+        self.app = app
         self.file = file
         self.states = {one.name: (one.state, one.reason) for one in report.tools}
 
@@ -57,11 +57,11 @@ class Notes:
 async def notes(home: Path, protocol: str = "auto", /, **tools: Any) -> AsyncGenerator[Notes]:
     file = home.parent / "notes.txt"
     file.write_text("first\n")
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.notes", str(file)]
         config = {"command": command, "cwd": str(ROOT), "protocol": protocol}
-        report = await lock.upstreams.add("notes", "mcp", config, by=lock.caller, overlay={"tools": tools})
-        yield Notes(lock, file, report)
+        report = await app.upstreams.add("notes", "mcp", config, by=app.caller, overlay={"tools": tools})
+        yield Notes(app, file, report)
 
 
 @pytest.mark.shows("MCP, handshake era", "undo")
@@ -71,27 +71,27 @@ async def notes(home: Path, protocol: str = "auto", /, **tools: Any) -> AsyncGen
 async def test_a_write_is_undone_by_another_tool_with_what_its_result_says(home: Path, protocol: str) -> None:
     """Nobody is asked: the tool is honestly reversible, and its own undo is what the call stored."""
     async with notes(home, protocol, add=ADD) as world:
-        done = await world.lock.call("notes.add", {"text": "milk"}, key="one")
+        done = await world.app.call("notes.add", {"text": "milk"}, key="one")
         assert done.ok, done.error
         assert world.lines == ["first", "milk"]
-        (closed,) = records(world.lock, done.invocation_id)
+        (closed,) = records(world.app, done.invocation_id)
         assert closed["compensation"]["ref"] == f"undo:{done.invocation_id}"
-        undone = await world.lock.undo(done.invocation_id, key="undo-one")
+        undone = await world.app.undo(done.invocation_id, key="undo-one")
         assert undone.ok, undone.error
-        again = await world.lock.undo(done.invocation_id, key="undo-one-again")
+        again = await world.app.undo(done.invocation_id, key="undo-one-again")
         assert (again.ok, again.replayed) == (True, True), "one undo per call"
         assert world.lines == ["first"]
         # Called by itself, the tool that undoes is what it was: irreversible, and a person is asked.
-        assert (await world.lock.call("notes.remove", {"number": 1}, key="two")).pending
-        assert verify(world.lock.home).faults == ()
+        assert (await world.app.call("notes.remove", {"number": 1}, key="two")).pending
+        assert verify(world.app.home).faults == ()
 
 
 async def test_what_was_there_before_is_read_and_written_back(home: Path) -> None:
     async with notes(home, change=CHANGE, read=READ) as world:
-        done = await world.lock.call("notes.change", {"number": 1, "text": "second"}, key="one")
+        done = await world.app.call("notes.change", {"number": 1, "text": "second"}, key="one")
         assert done.ok, done.error
         assert world.lines == ["second"]
-        assert (await world.lock.undo(done.invocation_id, key="undo-one")).ok
+        assert (await world.app.undo(done.invocation_id, key="undo-one")).ok
         assert world.lines == ["first"]
 
 
@@ -104,18 +104,18 @@ async def test_json_in_a_text_is_read_where_a_server_has_no_output_schema(home: 
         "example": {"number": 1, "text": "trial"},
     }
     async with notes(home, change={**CHANGE, "undo": undo}, read_text=READ) as world:
-        done = await world.lock.call("notes.change", {"number": 1, "text": "second"}, key="one")
-        assert (await world.lock.undo(done.invocation_id, key="undo-one")).ok
+        done = await world.app.call("notes.change", {"number": 1, "text": "second"}, key="one")
+        assert (await world.app.undo(done.invocation_id, key="undo-one")).ok
         assert world.lines == ["first"]
 
 
 async def test_without_a_before_image_nothing_is_written(home: Path) -> None:
     async with notes(home, change=CHANGE, read=READ) as world:
-        failed = await world.lock.call("notes.change", {"number": 9, "text": "second"}, key="one")
+        failed = await world.app.call("notes.change", {"number": 9, "text": "second"}, key="one")
         assert failed.error is not None
         assert "nothing was changed" in failed.error.message
         assert world.lines == ["first"]
-        assert code(await world.lock.undo(failed.invocation_id, key="undo-one")) == "E3702"
+        assert code(await world.app.undo(failed.invocation_id, key="undo-one")) == "E3702"
 
 
 async def test_admission_tries_every_recipe(home: Path) -> None:
@@ -145,7 +145,7 @@ async def test_what_was_proven_of_an_undo_is_said(home: Path) -> None:
         assert world.states["change"] == ("admitted", "")
         state, reason = world.states["add"]
         assert (state, "only that its undo runs" in reason) == ("admitted", True)
-        (shown,) = [one for one in await world.lock.upstreams.offers("notes") if one.name == "add"]
+        (shown,) = [one for one in await world.app.upstreams.offers("notes") if one.name == "add"]
         assert shown.reason == reason
 
 
@@ -154,9 +154,9 @@ async def test_a_call_that_does_not_say_what_its_undo_needs_is_marked(home: Path
     number = {"text": "/input/text", "at": "/number"}
     undo = {"tool": "remove", "arguments": {"number": number}, "example": {"text": '{"number": 2}'}}
     async with notes(home, add={**ADD, "undo": undo}) as world:
-        done = await world.lock.call("notes.add", {"text": "milk"}, key="one")
+        done = await world.app.call("notes.add", {"text": "milk"}, key="one")
         assert done.ok
-        (closed,) = records(world.lock, done.invocation_id)
+        (closed,) = records(world.app, done.invocation_id)
         assert [one.partition(" ")[0] for one in closed["warnings"]] == ["NOT_UNDOABLE"]
         assert "compensation" not in closed
 
@@ -228,7 +228,7 @@ DOCUMENT: Json = {
 async def test_an_operation_of_an_http_service_is_undone_the_same_way(home: Path) -> None:
     prices = {"a1": 100}
 
-    async with HttpServer.open() as server, Interlock.open(home, housekeeping=False) as lock:
+    async with HttpServer.open() as server, Interlock.open(home, housekeeping=False) as app:
 
         def answer(got: Got) -> Answer:
             sku = got.path.rpartition("/")[2]
@@ -245,12 +245,12 @@ async def test_an_operation_of_an_http_service_is_undone_the_same_way(home: Path
         }
         overlay = {"tools": {"getPrice": READ, "setPrice": {"mutation_class": "write_reversible", "undo": undo}}}
         config = {"openapi": DOCUMENT, "urls": [server.url], "allow_private": True}
-        report = await lock.upstreams.add("shop", "openapi", config, by=lock.caller, overlay=overlay)
+        report = await app.upstreams.add("shop", "openapi", config, by=app.caller, overlay=overlay)
         offered = {one.name: one for one in report.tools}
         assert offered["setPrice"].state == "admitted", offered["setPrice"].reason
-        done = await lock.call(offered["setPrice"].address, {"sku": "a1", "cents": 250}, key="one")
+        done = await app.call(offered["setPrice"].address, {"sku": "a1", "cents": 250}, key="one")
         assert (done.ok, prices) == (True, {"a1": 250}), done.error
-        assert (await lock.undo(done.invocation_id, key="undo-one")).ok
+        assert (await app.undo(done.invocation_id, key="undo-one")).ok
         assert prices == {"a1": 100}
 
 
@@ -259,16 +259,16 @@ async def test_a_changed_tool_of_a_recipe_keeps_the_recipe_out_until_a_person_ac
     program = (ROOT / "tests/upstreams/mcp_servers/notes.py").read_text()
     script, file = home.parent / "notes.py", home.parent / "notes.txt"
     script.write_text(program)
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False) as app:
         config: Json = {"command": [sys.executable, str(script), str(file)]}
-        await lock.upstreams.add("notes", "mcp", config, by=lock.caller, overlay={"tools": {"add": ADD}})
-        done = await lock.call("notes.add", {"text": "milk"}, key="one")
+        await app.upstreams.add("notes", "mcp", config, by=app.caller, overlay={"tools": {"add": ADD}})
+        done = await app.call("notes.add", {"text": "milk"}, key="one")
         assert done.ok, done.error
     script.write_text(program.replace("Remove the note with this number", "Remove all notes"))
-    async with Interlock.open(home, housekeeping=False) as lock:
-        undone = await lock.undo(done.invocation_id, key="undo-one")
+    async with Interlock.open(home, housekeeping=False) as app:
+        undone = await app.undo(done.invocation_id, key="undo-one")
         assert code(undone) == "E3210"
-        report = await lock.upstreams.refresh("notes", by=lock.caller)
+        report = await app.upstreams.refresh("notes", by=app.caller)
         states = {one.name: one.state for one in report.tools}
         assert (states["add"], states["remove"], states["read"]) == ("changed", "changed", "admitted")
         assert file.read_text() == "milk\n"

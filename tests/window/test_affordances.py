@@ -258,29 +258,29 @@ def _with_cost(name: str, cost: int | None, nested: bool) -> Any:
 @pytest.mark.proves("CONTRACT-06")
 @pytest.mark.parametrize("nested", [False, True])
 async def test_a_stated_token_cost_raises_what_a_schema_is_taken_to_cost_and_changes_the_choice(
-    lock: Interlock, nested: bool
+    app: Interlock, nested: bool
 ) -> None:
     given = {"plain": None, "heavy": 900, "light": 1}
-    await admit(lock, *(_with_cost(name, cost, nested) for name, cost in given.items()))
-    await lock.catalog.forget()
-    sizes_of = {one["tool"]: one["full_tokens"] for one in (await lock.token_costs())["of"]}
-    text = schema_text("parcel.light", (await _manifest(lock, "parcel.light")), estimate)
+    await admit(app, *(_with_cost(name, cost, nested) for name, cost in given.items()))
+    await app.catalog.forget()
+    sizes_of = {one["tool"]: one["full_tokens"] for one in (await app.token_costs())["of"]}
+    text = schema_text("parcel.light", (await _manifest(app, "parcel.light")), estimate)
     assert sizes_of["parcel.light"] == estimate(text), "never below what is counted"
     assert sizes_of["parcel.plain"] < sizes_of["parcel.heavy"]
     assert 900 < sizes_of["parcel.heavy"] < 900 + sizes_of["parcel.plain"]
     # The most useful tool by its utility; by its utility per token it comes last.
     ranking = {"parcel.heavy": 1.0, "parcel.plain": 0.5, "parcel.light": 0.5}
-    budget = (await lock.affordances(budget=0)).sizes["index_tokens"] + 700
-    found = await lock.affordances(budget=budget, ranking=ranking)
+    budget = (await app.affordances(budget=0)).sizes["index_tokens"] + 700
+    found = await app.affordances(budget=budget, ranking=ranking)
     assert {one["name"] for one in found.loaded} == {"parcel.plain", "parcel.light"}
     assert found.signatures == ("parcel.heavy",)
     assert found.tokens <= budget
-    wide = await lock.affordances(budget=3000, ranking=ranking)
+    wide = await app.affordances(budget=3000, ranking=ranking)
     assert {one["name"] for one in wide.loaded} == ranking.keys()
 
 
-async def _manifest(lock: Interlock, name: str) -> Json:
-    return json.loads((await lock.catalog.resolve(name)).row.manifest)
+async def _manifest(app: Interlock, name: str) -> Json:
+    return json.loads((await app.catalog.resolve(name)).row.manifest)
 
 
 class Street(BaseModel):
@@ -307,24 +307,24 @@ async def quote(
 
 
 @pytest.mark.proves("SURF-05")
-async def test_nested_parts_of_a_large_schema_are_loaded_when_a_call_is_written(lock: Interlock) -> None:
-    await admit(lock, quote)
-    found = await lock.affordances(budget=2000, ranking={"shop.quote": 1.0})
+async def test_nested_parts_of_a_large_schema_are_loaded_when_a_call_is_written(app: Interlock) -> None:
+    await admit(app, quote)
+    found = await app.affordances(budget=2000, ranking={"shop.quote": 1.0})
     (loaded,) = found.loaded
     properties = loaded["parameters"]["properties"]
     assert properties["grams"]["type"] == "integer"
     assert properties["address"] == {"type": "object", "description": "where it goes", DETAIL: "/properties/address"}
     assert "driver" not in found.text
-    part = await lock.schema_part("shop.quote", properties["address"][DETAIL])
+    part = await app.schema_part("shop.quote", properties["address"][DETAIL])
     assert "driver" in json.dumps(part["schema"])
     assert part["tokens"] > 0
     # Nothing is lost: with the definitions it refers to, the part is the schema of the contract.
-    whole = await lock.schema_part("shop.quote")
-    contract = (await lock.catalog.resolve("shop.quote")).contract
+    whole = await app.schema_part("shop.quote")
+    contract = (await app.catalog.resolve("shop.quote")).contract
     assert whole["schema"] == contract.input.model_facing
     assert part["schema"]["$defs"] == whole["schema"]["$defs"]
     with pytest.raises(Failure) as raised:
-        await lock.schema_part("shop.quote", "/properties/nothing")
+        await app.schema_part("shop.quote", "/properties/nothing")
     assert raised.value.code == "E3004"
 
 
@@ -339,19 +339,19 @@ def test_every_part_that_is_left_out_of_a_real_schema_can_be_read() -> None:
     assert left_out > 20
 
 
-async def test_tools_that_a_caller_used_come_first_unless_a_query_says_what_is_wanted(lock: Interlock) -> None:
+async def test_tools_that_a_caller_used_come_first_unless_a_query_says_what_is_wanted(app: Interlock) -> None:
     for _ in range(2):
-        await lock.call("demo.shout", text="a")
-    await lock.call("demo.add", a=1)
-    found = await lock.affordances(budget=100_000)
+        await app.call("demo.shout", text="a")
+    await app.call("demo.add", a=1)
+    found = await app.affordances(budget=100_000)
     assert [one["name"] for one in found.loaded][:2] == ["demo.shout", "demo.add"]
     assert len(found.loaded) == len(TOOLS)
-    searched = await lock.affordances(budget=100_000, query="capitals")
+    searched = await app.affordances(budget=100_000, query="capitals")
     assert searched.loaded[0]["name"] == "demo.shout"
-    ranked = await lock.affordances(budget=100_000, ranking={"demo.send": 2.0, "demo.echo": 1.0, "demo.unknown": 5.0})
+    ranked = await app.affordances(budget=100_000, ranking={"demo.send": 2.0, "demo.echo": 1.0, "demo.unknown": 5.0})
     assert [one["name"] for one in ranked.loaded] == ["demo.send", "demo.echo"]
     with pytest.raises(Failure):
-        await lock.affordances(budget=-1)
+        await app.affordances(budget=-1)
 
 
 async def test_a_server_answers_with_the_tools_of_the_holder_and_no_others(home: Path) -> None:
@@ -360,7 +360,7 @@ async def test_a_server_answers_with_the_tools_of_the_holder_and_no_others(home:
         assert asked.json()["loaded"][0]["name"] == "demo.shout"
         assert (await http.get("/v1/tools/demo.add/schema", params={"at": "/properties/a"})).json()["schema"]
         assert (await http.get("/v1/tools/affordances")).status_code == 400
-        token = await here.lock.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("demo.add")], by=here.lock.caller)
+        token = await here.app.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("demo.add")], by=here.app.caller)
         http.headers["authorization"] = f"Bearer {token}"
         narrow = (await http.get("/v1/tools/affordances", params={"budget": 2000})).json()
         assert [one["name"] for one in narrow["loaded"]] == ["demo.add"]

@@ -40,9 +40,9 @@ REFUSED: list[Json] = [
 
 @pytest_asyncio.fixture
 async def wires(home: Path) -> AsyncGenerator[Wires]:
-    async with Interlock.open(home, housekeeping=False, surface="search", surface_unloaded="load") as lock:
-        await admit(lock, orders)
-        async with wired(lock) as opened:
+    async with Interlock.open(home, housekeeping=False, surface="search", surface_unloaded="load") as app:
+        await admit(app, orders)
+        async with wired(app) as opened:
             yield opened
 
 
@@ -122,9 +122,9 @@ async def test_every_endpoint_refuses_the_same_parts(wires: Wires) -> None:
 
 
 async def test_no_endpoint_reads_the_result_of_somebody_else(wires: Wires) -> None:
-    ref, lock = await _kept(wires), wires.lock
-    await lock.identities.register(Identity(did=did_of("ann"), name="ann", kind="agent"), by="test")
-    wires.bear(await lock.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("*")], by=lock.caller))
+    ref, app = await _kept(wires), wires.app
+    await app.identities.register(Identity(did=did_of("ann"), name="ann", kind="agent"), by="test")
+    wires.bear(await app.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("*")], by=app.caller))
     for name, read in WAYS.items():
         for asked in (ref, "payload:01ARZ3NDEKTSV4RRFFQ69G5FAV"):
             assert (await read(wires, asked, {"at": "/orders"}))["error_code"] == "E3702", name

@@ -70,16 +70,16 @@ def _catalogs() -> dict[str, list[Json]]:
 
 
 @pytest_asyncio.fixture
-async def wires(lock: Interlock) -> AsyncGenerator[Wires]:
+async def wires(app: Interlock) -> AsyncGenerator[Wires]:
     for name in SERVERS:
         for one in imported(CATALOGS / f"{name}.json", accept_hints=True):
             assert one.manifest is not None
             content = contract_of(one.manifest).digest
             evidence = Evidence(content, True, "test", "")
-            lock.journal.post(admission.publish(one.manifest, content, f"upstream:{name}", evidence, "test"))
-    await lock.journal.drain()
-    await lock.catalog.forget()
-    async with wired(lock) as opened:
+            app.journal.post(admission.publish(one.manifest, content, f"upstream:{name}", evidence, "test"))
+    await app.journal.drain()
+    await app.catalog.forget()
+    async with wired(app) as opened:
         yield opened
 
 

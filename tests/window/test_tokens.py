@@ -64,20 +64,20 @@ def test_more_text_never_has_fewer_tokens(first: str, second: str) -> None:
 
 
 @pytest.mark.proves("SURF-04")
-async def test_the_costs_of_tools_are_those_of_the_tools_that_a_caller_sees(lock: Interlock) -> None:
-    told = await lock.token_costs()
+async def test_the_costs_of_tools_are_those_of_the_tools_that_a_caller_sees(app: Interlock) -> None:
+    told = await app.token_costs()
     assert [one["tool"] for one in told["of"]] == sorted(one.manifest.address for one in TOOLS)
     assert told["full_tokens"] == sum(one["full_tokens"] for one in told["of"])
     marks = {one["tool"]: one["index_line"].split()[0][-1] for one in told["of"]}
     assert (marks["demo.add"], marks["demo.increment"], marks["demo.send"]) == ("?", "+", "!")
-    assert await lock.token_costs() == told
+    assert await app.token_costs() == told
 
 
 async def test_a_server_counts_for_the_holder_of_a_token(home: Path) -> None:
     async with place(home) as here, httpx.AsyncClient(base_url=here.base, headers=here.bearer, timeout=60) as http:
         told = (await http.get("/v1/tools/cost")).json()
-        assert told == await here.lock.token_costs()
-        token = await here.lock.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("demo.add")], by=here.lock.caller)
+        assert told == await here.app.token_costs()
+        token = await here.app.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("demo.add")], by=here.app.caller)
         narrow = (await http.get("/v1/tools/cost", headers={"authorization": f"Bearer {token}"})).json()
         assert [one["tool"] for one in narrow["of"]] == ["demo.add"]
         assert narrow["tools"] == 1
@@ -89,11 +89,11 @@ async def test_a_server_counts_for_the_holder_of_a_token(home: Path) -> None:
 )
 async def test_a_counter_of_the_operators_is_used_and_held_to_its_promise(home: Path, body: str, words: str) -> None:
     (home / "count.py").write_text("def chars(text):\n    return len(text)\n\ndef broken(text):\n    " + body)
-    async with Interlock.open(home, counter="count.py:chars") as lock:
-        told: Any = await lock.token_costs()
+    async with Interlock.open(home, counter="count.py:chars") as app:
+        told: Any = await app.token_costs()
         assert all(one["index_tokens"] == len(one["index_line"]) + 1 for one in told["of"])
-    async with Interlock.open(home, counter="count.py:broken") as lock:
+    async with Interlock.open(home, counter="count.py:broken") as app:
         with pytest.raises(Failure) as raised:
-            await lock.token_costs()
+            await app.token_costs()
         assert raised.value.code == "E3108"
         assert words in raised.value.message

@@ -52,13 +52,13 @@ class DraftSession:
     Needs `tools:admin` in person (E3206): the code of the file runs in this process. A token does not do.
     """
 
-    def __init__(self, lock: Interlock, path: Path) -> None:
-        if lock.caller.capability is not None or not lock.caller.governs("tools:admin"):
+    def __init__(self, app: Interlock, path: Path) -> None:
+        if app.caller.capability is not None or not app.caller.governs("tools:admin"):
             raise Failure("E3206", "drafts need the scope tools:admin, held in person and not by a token")
-        self._lock = lock
+        self._app = app
         self._source = DraftSource(path)
-        self._drafts = Drafts(lock.catalog)
-        self._caller = replace(lock.caller, drafts=self._drafts.key)
+        self._drafts = Drafts(app.catalog)
+        self._caller = replace(app.caller, drafts=self._drafts.key)
 
     @property
     def files(self) -> dict[Path, Stamp | None]:
@@ -93,7 +93,7 @@ class DraftSession:
         for tool, draft in ready:
             verdict, trial = await self._judge(draft)
             if verdict.admitted:
-                held.append(await self._lock.journal.commit(number_draft(tool, self._caller.acting)))
+                held.append(await self._app.journal.commit(number_draft(tool, self._caller.acting)))
             name = _name(held[-1] if verdict.admitted else tool)
             faults = tuple(f"{which}: {fault}" for which, found in verdict.refused.items() for fault in found)
             notes = (*verdict.warnings, *await self._before_publishing(tool))
@@ -106,12 +106,12 @@ class DraftSession:
         verdict = await self._examine(draft, None)
         if not verdict.admitted:
             return verdict, None
-        trial = await self._lock.admissions.try_out(draft, by=self._caller)
+        trial = await self._app.admissions.try_out(draft, by=self._caller)
         return await self._examine(draft, trial.evidence(contract_digest(draft))), trial
 
     async def _examine(self, tool: Tool[..., Any], evidence: Evidence | None) -> Verdict:
         digest = contract_digest(tool)
-        published = await self._lock.catalog.versions(tool.manifest.address)
+        published = await self._app.catalog.versions(tool.manifest.address)
         return admission.examine(tool.manifest, digest, published, evidence or Evidence(digest, True, "pending", ""))
 
     async def _before_publishing(self, tool: Tool[..., Any]) -> list[str]:
@@ -124,7 +124,7 @@ class DraftSession:
     ) -> Result:
         """Call a draft by its name through all six phases. What is no draft of this session is refused (E3101)."""
         draft = self.find(name)
-        return await self._lock.gateway.invoke(
+        return await self._app.gateway.invoke(
             Request(
                 tool=draft.row.address,
                 version=draft.row.version,
@@ -139,7 +139,7 @@ class DraftSession:
 
     async def undo(self, invocation_id: str, *, key: str) -> Result:
         """Undo a call of a draft. It takes the code of the draft, so only the session that made the call can."""
-        return await self._lock.undo(invocation_id, key=key, caller=self._caller, door=DRAFTS)
+        return await self._app.undo(invocation_id, key=key, caller=self._caller, door=DRAFTS)
 
     def find(self, name: str) -> Version:
         """The newest draft of a name, with or without its namespace; E3101 if there is none."""

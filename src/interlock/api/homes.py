@@ -90,9 +90,9 @@ class Left(NamedTuple):
     unknown: bool
 
 
-async def left_behind(lock: Interlock) -> list[Left]:
+async def left_behind(app: Interlock) -> list[Left]:
     """The writes of this process that ended while it was being interrupted."""
     from interlock.store import idempotency
 
-    rows = await lock.journal.read(lambda reader: idempotency.ended(reader, lock.instance.id))
+    rows = await app.journal.read(lambda reader: idempotency.ended(reader, app.instance.id))
     return [Left(tool, call, state == "unknown") for tool, call, state in rows]

@@ -60,9 +60,9 @@ T = TypeVar("T")
 class Interlock(Parts):
     """Tools under control, over one data directory.
 
-    async with Interlock.open("data") as lock:
-        await lock.add(balance, post)
-        result = await lock.call("demo.post", account="cash", cents=250, key="order-17")
+    async with Interlock.open("data") as app:
+        await app.add(balance, post)
+        result = await app.call("demo.post", account="cash", cents=250, key="order-17")
     """
 
     # More than fifteen public methods, because this is the whole surface of the library in one place: a program needs
@@ -127,7 +127,7 @@ class Interlock(Parts):
     async def search(
         self, query: str, *, limit: int = DEFAULT_LIMIT, by: str = "both", caller: Caller | None = None
     ) -> Answer:
-        """Find tools by what they do, best first: `await lock.search("send a message to a customer")`.
+        """Find tools by what they do, best first: `await app.search("send a message to a customer")`.
 
         Only tools that the caller may use are found. `by` is words, meaning or both.
         """
@@ -143,7 +143,7 @@ class Interlock(Parts):
     async def select(
         self, request: str, *, caller: Caller | None = None, **options: Unpack[SelectOptions]
     ) -> Selection:
-        """Choose a tool for a request: `(await lock.select("what is in the cash account")).chosen`.
+        """Choose a tool for a request: `(await app.select("what is in the cash account")).chosen`.
 
         Says what each stage left and why, and whether the caller may make the call. It is on record; no call is made.
         """
@@ -251,7 +251,7 @@ class Interlock(Parts):
         return result if not named else requests.suggest_options(result, named)
 
     def using(self, **options: Unpack[CallOptions]) -> Client:
-        """A client whose calls have these options: `lock.using(key="order-17").call(post, account="cash", cents=250)`.
+        """A client whose calls have these options: `app.using(key="order-17").call(post, account="cash", cents=250)`.
 
         Its calls have the types of the tools' functions.
         """

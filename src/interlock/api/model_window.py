@@ -60,7 +60,7 @@ class ModelWindow:
 
     def __init__(
         self,
-        lock: Interlock,
+        app: Interlock,
         window: Window,
         count: Counter,
         caller: Caller,
@@ -69,7 +69,7 @@ class ModelWindow:
         criticality: Criticality | float = "normal",
         summarise: Summariser | None = None,
     ) -> None:
-        self._lock = lock
+        self._app = app
         self._count = count
         self._caller = caller
         self._criticality: Criticality | float = criticality
@@ -93,7 +93,7 @@ class ModelWindow:
         """Offer tools within a budget, or a quarter of the room; in place of those that were offered before."""
         self.account.load({})
         most = self.room // 4 if budget is None else min(budget, self.room)
-        found = await self._lock.affordances(budget=most, query=query, caller=self._caller)
+        found = await self._app.affordances(budget=most, query=query, caller=self._caller)
         self.account.load({"": (found.tokens, 1.0)})
         return found
 
@@ -148,7 +148,7 @@ class ModelWindow:
             if handle not in self._kept:
                 raise Failure("E3702", f"no result `{handle}`", resolution="make the call again")
             return await WALKS.run(read_part, self._kept[handle], part, self._count)
-        return await self._lock.read_part(handle, part, caller=self._caller)
+        return await self._app.read_part(handle, part, caller=self._caller)
 
     async def _place(
         self, result: Result, criticality: Criticality | float | None, fields: Sequence[str]
@@ -186,14 +186,14 @@ class ModelWindow:
     async def _schema(self, tool: str) -> Json | None:
         name, _, version = tool.partition("@")
         try:
-            manifest: Json = orjson.loads((await self._lock.catalog.exact(name, version)).row.manifest)
+            manifest: Json = orjson.loads((await self._app.catalog.exact(name, version)).row.manifest)
         except Failure:
             return None
         stated: Any = manifest.get("result_schema")
         return cast("Json", stated) if isinstance(stated, dict) else None
 
     def _record(self, result: Result, layer: Layer, expires_s: float | None) -> MemoryRecord:
-        now = self._lock.clock.now_ms()
+        now = self._app.clock.now_ms()
         lasts = LIFETIMES_S[layer] if expires_s is None else expires_s
         return MemoryRecord(
             result.value, result.tool, result.invocation_id, result.created_ms, now + round(lasts * 1000), layer

@@ -58,7 +58,7 @@ def arguments_of(tool: str | Tool[..., Any], given: Sequence[Any], named: Mappin
             return by_name(tool, (), named)
         return {**cast("Mapping[str, Any]", first or {}), **named}
     if isinstance(tool, str):
-        raise TypeError('arguments are named, or one mapping: lock.call("demo.post", account="cash")')
+        raise TypeError('arguments are named, or one mapping: app.call("demo.post", account="cash")')
     return by_name(tool, given, named)
 
 

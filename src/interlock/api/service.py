@@ -45,30 +45,30 @@ __all__ = ["Ask", "Page", "Service", "bearer", "native_id"]
 class Service:
     """One Interlock, as its endpoints see it."""
 
-    def __init__(self, lock: Interlock) -> None:
-        self.lock = lock
-        self.tools = lock.tools
-        self.surface_views = SurfaceViews(lock, self.tools)
+    def __init__(self, app: Interlock) -> None:
+        self.app = app
+        self.tools = app.tools
+        self.surface_views = SurfaceViews(app, self.tools)
         self.surfaces = self.surface_views.surfaces
-        self.calls = Calls(lock, self.surfaces)
-        self.listing = Listing(lock)
-        self.providers = Providers(lock, self.tools, self.calls)
-        self.registration = Registration(lock, lock.admissions)
-        self.approvals = Approvals(lock)
-        self.tokens = Tokens(lock)
-        self.policy = Policy(lock)
-        self.audit = Audit(lock)
-        self.events = Events(lock, self.audit)
-        self.budgets = Budgets(lock, self.audit)
-        self.upstreams = Upstreams(lock)
-        self.health = Health(lock)
-        self.authentication = authentication = Authentication(lock)
+        self.calls = Calls(app, self.surfaces)
+        self.listing = Listing(app)
+        self.providers = Providers(app, self.tools, self.calls)
+        self.registration = Registration(app, app.admissions)
+        self.approvals = Approvals(app)
+        self.tokens = Tokens(app)
+        self.policy = Policy(app)
+        self.audit = Audit(app)
+        self.events = Events(app, self.audit)
+        self.budgets = Budgets(app, self.audit)
+        self.upstreams = Upstreams(app)
+        self.health = Health(app)
+        self.authentication = authentication = Authentication(app)
         self.known, self.recall = authentication.known, authentication.recall
         self.authenticate, self.refusal = authentication.authenticate, authentication.refusal
 
     async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace: str | None = None) -> Result:
         """Run the compensation that a call of this caller stored. Governed like any call."""
-        return await self.lock.records.undo(call_id, by=by, key=key, door=door, trace_id=trace)
+        return await self.app.records.undo(call_id, by=by, key=key, door=door, trace_id=trace)
 
     async def close(self, within_s: float = 10.0) -> None:
         """End what was started in the background."""

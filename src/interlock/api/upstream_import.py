@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def import_servers(
-    lock: Interlock,
+    app: Interlock,
     entries: Sequence[Entry],
     *,
     more: Json,
@@ -30,13 +30,13 @@ async def import_servers(
     `begin` is called with the name of each before it is connected to. `explain` adds to the failure of an upstream what
     is known here only, such as the output of its program.
     """
-    require_here(lock.caller, "tools:admin", "adding an upstream")
+    require_here(app.caller, "tools:admin", "adding an upstream")
     if any(one.secrets for one in entries):
-        require_here(lock.caller, "secrets:admin", "storing a credential")
+        require_here(app.caller, "secrets:admin", "storing a credential")
     told: list[Json] = []
     for one in entries:
         begin(one.name)
-        told.append(await _import(lock, one, more, explain))
+        told.append(await _import(app, one, more, explain))
     return told
 
 
@@ -58,41 +58,41 @@ def plan(entry: Entry, more: Json) -> Json:
     }
 
 
-async def _import(lock: Interlock, entry: Entry, more: Json, explain: Callable[[str, Failure], Failure]) -> Json:
+async def _import(app: Interlock, entry: Entry, more: Json, explain: Callable[[str, Failure], Failure]) -> Json:
     told = plan(entry, more)
     if entry.reason:
         return told
     config = entry.config | {key: one for key, one in more.items() if key != "allow_private" or "url" in entry.config}
     kind = kind_of_clients()
-    known = next((one for one in await lock.upstreams.list() if one.name == entry.upstream), None)
+    known = next((one for one in await app.upstreams.list() if one.name == entry.upstream), None)
     if known is not None and (known.kind, known.config) == (kind, config):
-        tools = [one.document() for one in await lock.upstreams.offers(entry.upstream)]
+        tools = [one.document() for one in await app.upstreams.offers(entry.upstream)]
         return told | {"state": "known", "reason": "it was added before", "tools": tools}
     stored: list[str] = []
     try:
         if known is None:
-            stored = await _store(lock, entry)
-        report = await Upstreams(lock, on_machine=True).add(entry.upstream, kind, config, by=lock.caller)
+            stored = await _store(app, entry)
+        report = await Upstreams(app, on_machine=True).add(entry.upstream, kind, config, by=app.caller)
     except Failure as failure:
         for name in stored:
-            await lock.secrets.remove(name, by=lock.caller.acting)
+            await app.secrets.remove(name, by=app.caller.acting)
         shown = explain(entry.upstream, failure)
         return told | {"state": "refused", "reason": shown.in_full, "error_code": shown.code, "next": shown.resolution}
     admitted = [one for one in report["tools"] if one["state"] == "admitted"]
     return told | {"state": "added", "reason": "", "tools": report["tools"], "admitted": len(admitted)}
 
 
-async def _store(lock: Interlock, entry: Entry) -> list[str]:
+async def _store(app: Interlock, entry: Entry) -> list[str]:
     """Store the credentials of an entry. Returns the names that did not exist before.
 
     With Vault nothing is stored: the credentials are expected there under the same names.
     """
-    if lock.settings.secrets == "vault":
+    if app.settings.secrets == "vault":
         return []
-    before = {one.name for one in await lock.secrets.names()}
+    before = {one.name for one in await app.secrets.names()}
     new: list[str] = []
     for name, value in entry.secrets.items():
-        await lock.secrets.set(name, value, by=lock.caller.acting)
+        await app.secrets.set(name, value, by=app.caller.acting)
         if name not in before:
             new.append(name)
     return new

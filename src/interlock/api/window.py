@@ -145,7 +145,7 @@ class Windows:
         row = version.row
         return {"tool": row.address, "version": row.version, "at": pointer, "schema": schema, "tokens": size}
 
-    async def open(self, lock: Interlock, size: int, caller: Caller, **options: Unpack[WindowOptions]) -> ModelWindow:
+    async def open(self, app: Interlock, size: int, caller: Caller, **options: Unpack[WindowOptions]) -> ModelWindow:
         """The window of a conversation of a caller."""
         from interlock.api.memory import Memory
         from interlock.api.model_window import ModelWindow
@@ -160,7 +160,7 @@ class Windows:
             summarise_history=options.get("summarise_history"),
         )
         return ModelWindow(
-            lock,
+            app,
             window,
             await self.counter(),
             caller,

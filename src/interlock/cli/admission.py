@@ -26,7 +26,7 @@ Json = dict[str, Any]
 @click.command(short_help="Admit every tool of a file, a module or a manifest.")
 @click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
 @over_home
-async def add(lock: Interlock, out: Output, /, targets: tuple[str, ...]) -> int:
+async def add(app: Interlock, out: Output, /, targets: tuple[str, ...]) -> int:
     """Admit every tool found in TARGET: a .py file, an importable module, or a manifest (.yaml, .json).
 
     A version is admitted when all eight conditions hold; otherwise each one that fails is named with the line to add.
@@ -38,7 +38,7 @@ async def add(lock: Interlock, out: Output, /, targets: tuple[str, ...]) -> int:
     interlock tools add mailer.yaml
     """
     with out.working("looking for tools …"):
-        offers = [offer for target in targets for offer in await _offer(lock, out, target)]
+        offers = [offer for target in targets for offer in await _offer(app, out, target)]
     admitted = [offer for offer in offers if offer["admitted"]]
     refused = [offer for offer in offers if not offer["admitted"]]
 
@@ -50,7 +50,7 @@ async def add(lock: Interlock, out: Output, /, targets: tuple[str, ...]) -> int:
     return 1 if refused else 0
 
 
-async def _offer(lock: Interlock, out: Output, target: str) -> list[Json]:
+async def _offer(app: Interlock, out: Output, target: str) -> list[Json]:
     from interlock.contract.refusals import collecting
     from interlock.core.errors import Failure
     from interlock.registry.source import load
@@ -68,7 +68,7 @@ async def _offer(lock: Interlock, out: Output, target: str) -> list[Json]:
     for number, tool in enumerate(found):
         out.progress(f"trying out {_ref(tool)}", 100 * number / len(found))
         try:
-            offers.append(_offer_document(await lock.offer(tool, origin)))
+            offers.append(_offer_document(await app.offer(tool, origin)))
         except Failure as failure:
             offers.append(_refusal(_ref(tool), failure))
     return offers
@@ -146,7 +146,7 @@ def _reasons(offer: Json) -> list[tuple[str, str]]:
 @click.argument("target")
 @click.option("--live", is_flag=True, help="Run write tools for real, and keep the evidence for admission.")
 @over_home
-async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
+async def test(app: Interlock, out: Output, /, target: str, live: bool) -> int:
     """Run the contract tests of every tool in TARGET, or of a registered one, and say how each case went.
 
     Without --live nothing is written: bad input must be refused, read-only tools run their examples, write tools run
@@ -163,11 +163,11 @@ async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
 
     trials: list[Trial] = []
     with out.working("looking for tools …"):
-        found = await _tools_of(lock, target)
+        found = await _tools_of(app, target)
         for number, tool in enumerate(found):
             out.progress(f"trying out {_ref(tool)}", 100 * number / len(found))
             try:
-                trials.append(await lock.try_out(tool, live=live))
+                trials.append(await app.try_out(tool, live=live))
             except Failure as failure:
                 trials.append(Trial(_ref(tool), "none", (Outcome("declaration", False, failure.in_full),)))
 
@@ -177,14 +177,14 @@ async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
     return 0 if passed else 1
 
 
-async def _tools_of(lock: Interlock, target: str) -> list[Tool[..., Any]]:
+async def _tools_of(app: Interlock, target: str) -> list[Tool[..., Any]]:
     """The tools of a file, a module or a manifest; or the registered one that goes by this name."""
     from interlock.api.tool_listing import any_version
     from interlock.registry.source import load
 
     name, at, spec = target.partition("@")
-    if "/" not in target and await lock.catalog.versions(await lock.catalog.address(name)):
-        return [(await any_version(lock.catalog, name, spec if at else None)).bound]
+    if "/" not in target and await app.catalog.versions(await app.catalog.address(name)):
+        return [(await any_version(app.catalog, name, spec if at else None)).bound]
     return load(target)[1]
 
 

@@ -69,10 +69,10 @@ def approvals() -> None:
 # Looking
 
 
-async def _found(lock: Interlock, ticket_id: str, token: str | None) -> Ticket:
-    who = None if token is None else await acting(lock, token)
-    ticket = await lock.approvals.show(ticket_id, by=who)
-    if who is not None and not await concerns(lock, ticket, who):
+async def _found(app: Interlock, ticket_id: str, token: str | None) -> Ticket:
+    who = None if token is None else await acting(app, token)
+    ticket = await app.approvals.show(ticket_id, by=who)
+    if who is not None and not await concerns(app, ticket, who):
         from interlock.approvals.tickets import no_ticket
 
         raise no_ticket(ticket_id)
@@ -119,16 +119,16 @@ def _box(path: Path) -> Box | None:
 @click.option("--all", "every", is_flag=True, help="Those that were decided too, newest first.")
 @as_holder
 @over_home
-async def list_tickets(lock: Interlock, out: Output, /, every: bool, token: str | None) -> int:
+async def list_tickets(app: Interlock, out: Output, /, every: bool, token: str | None) -> int:
     """Calls that wait for a decision, oldest first.
 
     \b
     interlock approvals list
     interlock approvals list --all --json
     """
-    who = None if token is None else await acting(lock, token)
-    found = [one for one in await lock.approvals.list(every=every) if who is None or await concerns(lock, one, who)]
-    return _answer_list(out, await Local.of(lock), found, _NONE[every, who is not None])
+    who = None if token is None else await acting(app, token)
+    found = [one for one in await app.approvals.list(every=every) if who is None or await concerns(app, one, who)]
+    return _answer_list(out, await Local.of(app), found, _NONE[every, who is not None])
 
 
 def _answer_list(out: Output, viewer: Viewer, found: list[Ticket], none: str) -> int:
@@ -201,14 +201,14 @@ def _show_at_rest(reader: Reader, out: Output, /, ticket_id: str) -> int | None:
 @click.argument("ticket_id", metavar="ID")
 @as_holder
 @over_home
-async def show(lock: Interlock, out: Output, /, ticket_id: str, token: str | None) -> int:
+async def show(app: Interlock, out: Output, /, ticket_id: str, token: str | None) -> int:
     """One ticket: who asks, with which input, what it would change, who was told, and what was decided.
 
     \b
     interlock approvals show 7859c2
     """
-    ticket = await _found(lock, ticket_id, token)
-    viewer = await Local.of(lock, ticket)
+    ticket = await _found(app, ticket_id, token)
+    viewer = await Local.of(app, ticket)
     out.answer(document(viewer, ticket), lambda page: show_ticket(viewer, page, ticket))
     return 0
 
@@ -248,7 +248,7 @@ async def _decide_at_server(server: Server, out: Output, ticket_id: str, verb: s
 @as_holder
 @over_home
 async def approve(
-    lock: Interlock, out: Output, /, ticket_id: str, comment: str, edit: Json | None, token: str | None
+    app: Interlock, out: Output, /, ticket_id: str, comment: str, edit: Json | None, token: str | None
 ) -> int:
     """Agree to one call, once: to the very input that was shown, or to the input as you change it.
 
@@ -256,9 +256,9 @@ async def approve(
     interlock approvals approve 7859c2
     interlock approvals approve 7859c2 --edit '{"to": "desk@example.org"}' --comment 'internally first'
     """
-    by = await acting(lock, token)
-    ticket = await decided(lock, ticket_id, by, lock.approvals.approve(ticket_id, by=by, comment=comment, edit=edit))
-    viewer = await Local.of(lock, ticket)
+    by = await acting(app, token)
+    ticket = await decided(app, ticket_id, by, app.approvals.approve(ticket_id, by=by, comment=comment, edit=edit))
+    viewer = await Local.of(app, ticket)
     out.answer(document(viewer, ticket), lambda page: _show_decision(viewer, page, ticket))
     return 0
 
@@ -269,15 +269,15 @@ async def approve(
 @click.option("--comment", default="", help="Why. The caller sees it.")
 @as_holder
 @over_home
-async def deny(lock: Interlock, out: Output, /, ticket_id: str, comment: str, token: str | None) -> int:
+async def deny(app: Interlock, out: Output, /, ticket_id: str, comment: str, token: str | None) -> int:
     """Say no. The call ends and nothing is run.
 
     \b
     interlock approvals deny 7859c2 --comment 'not before Monday'
     """
-    by = await acting(lock, token)
-    ticket = await decided(lock, ticket_id, by, lock.approvals.deny(ticket_id, by=by, comment=comment))
-    viewer = await Local.of(lock, ticket)
+    by = await acting(app, token)
+    ticket = await decided(app, ticket_id, by, app.approvals.deny(ticket_id, by=by, comment=comment))
+    viewer = await Local.of(app, ticket)
     out.answer(document(viewer, ticket), lambda page: _show_decision(viewer, page, ticket))
     return 0
 
@@ -391,7 +391,7 @@ async def _grant_at_server(
 @as_holder
 @over_home
 async def grant(
-    lock: Interlock,
+    app: Interlock,
     out: Output,
     /,
     tool: str,
@@ -420,26 +420,26 @@ async def grant(
     from interlock.core.errors import Failure
 
     ranges = _with_texts(patterns, ranges, texts)
-    by = await acting(lock, token)
-    contract = (await lock.catalog.resolve(tool, versions)).contract
-    who, tenant = await _caller_meant(lock, caller, by)
+    by = await acting(app, token)
+    contract = (await app.catalog.resolve(tool, versions)).contract
+    who, tenant = await _caller_meant(app, caller, by)
     try:
-        standing = await lock.standing_approvals.grant(
+        standing = await app.standing_approvals.grant(
             contract.address,
             by=by,
             caller=who,
             tenant=tenant,
             arguments=_arguments(contract.input.document, patterns, ranges, contract.ref),
             uses=uses,
-            expires_ms=lock.clock.now_ms() + lifetime_ms,
+            expires_ms=app.clock.now_ms() + lifetime_ms,
             versions=versions,
         )
     except Failure as failure:
         if failure.code != "E3206":
             raise
-        approval = contract.manifest.approval or lock.settings.approval
-        raise await refusal(lock, failure, tuple(step.group for step in approval.chain), by) from None
-    return _answer_granted(out, await Local.of(lock), standing)
+        approval = contract.manifest.approval or app.settings.approval
+        raise await refusal(app, failure, tuple(step.group for step in approval.chain), by) from None
+    return _answer_granted(out, await Local.of(app), standing)
 
 
 def _with_texts(patterns: dict[str, list[str]], ranges: dict[str, Json], texts: tuple[str, ...]) -> dict[str, Json]:
@@ -467,7 +467,7 @@ def _answer_granted(out: Output, viewer: Viewer, standing: Standing) -> int:
 @click.option("--end", is_flag=True, help="Take it back: from now on somebody else decides on your calls.")
 @click.option("--reason", default="", help="Why; it goes on record.")
 @over_home
-async def alone(lock: Interlock, out: Output, /, end: bool, reason: str) -> int:
+async def alone(app: Interlock, out: Output, /, end: bool, reason: str) -> int:
     """State, on record, that you are the only person on this machine: then you may decide on your own calls.
 
     You may then agree to them in advance too (approvals grant), which --end takes back.
@@ -477,8 +477,8 @@ async def alone(lock: Interlock, out: Output, /, end: bool, reason: str) -> int:
     interlock approvals alone --end
     """
     refuse_token("stating that you are alone")
-    by = lock.caller
-    ended = await lock.approvals.state_alone(by=by, alone=not end, reason=reason)
+    by = app.caller
+    ended = await app.approvals.state_alone(by=by, alone=not end, reason=reason)
     words = "must leave their own calls to others" if end else "may decide on their own calls, by their own statement"
 
     lines = "; ".join([f"{by.id} {words}", *(f"{one} is taken back" for one in ended)])
@@ -486,13 +486,13 @@ async def alone(lock: Interlock, out: Output, /, end: bool, reason: str) -> int:
     return 0
 
 
-async def _caller_meant(lock: Interlock, who: str, by: Caller) -> tuple[str, str]:
+async def _caller_meant(app: Interlock, who: str, by: Caller) -> tuple[str, str]:
     """The id and the tenant that a caller of this name has."""
     from interlock.api.approvals import caller_meant
     from interlock.core.errors import Failure
 
     try:
-        return await caller_meant(lock, who, by)
+        return await caller_meant(app, who, by)
     except Failure as failure:
         hint = "" if ":" in who else f", or write local:{who}"
         raise Failure(failure.code, f"{failure.in_full}; see interlock identities list{hint}") from None
@@ -581,13 +581,13 @@ def _standing_at_rest(reader: Reader, out: Output, /) -> int:
 @at_rest(_standing_at_rest)
 @as_holder
 @over_home
-async def list_standing(lock: Interlock, out: Output, /, token: str | None) -> int:
+async def list_standing(app: Interlock, out: Output, /, token: str | None) -> int:
     """Standing approvals, and how many uses are left.
 
     \b
     interlock approvals standing
     """
-    return _answer_standing(out, await Local.of(lock), await _standings(lock, token))
+    return _answer_standing(out, await Local.of(app), await _standings(app, token))
 
 
 def _answer_standing(out: Output, viewer: Viewer, found: list[Standing]) -> int:
@@ -617,15 +617,15 @@ async def _revoke_at_server(server: Server, out: Output, /, standing_id: str) ->
 @click.argument("standing_id", metavar="ID")
 @as_holder
 @over_home
-async def revoke(lock: Interlock, out: Output, /, standing_id: str, token: str | None) -> int:
+async def revoke(app: Interlock, out: Output, /, standing_id: str, token: str | None) -> int:
     """Take back what was agreed to in advance. It counts at once.
 
     \b
     interlock approvals revoke sta_01JC…
     """
-    by = await acting(lock, token)
-    ids = [one.id for one in await _standings(lock, token)]
-    return _answer_revoked(out, await lock.standing_approvals.revoke(_standing_id(ids, standing_id), by=by))
+    by = await acting(app, token)
+    ids = [one.id for one in await _standings(app, token)]
+    return _answer_revoked(out, await app.standing_approvals.revoke(_standing_id(ids, standing_id), by=by))
 
 
 def _answer_revoked(out: Output, taken: Standing) -> int:
@@ -638,12 +638,12 @@ def _answer_revoked(out: Output, taken: Standing) -> int:
     return 0
 
 
-async def _standings(lock: Interlock, token: str | None) -> list[Standing]:
+async def _standings(app: Interlock, token: str | None) -> list[Standing]:
     """Standing approvals: all of them, or those that the holder of the token may see."""
     from interlock.api.approvals import has_part
 
-    who = None if token is None else await acting(lock, token)
-    return [one for one in await lock.standing_approvals.list() if who is None or await has_part(lock, one, who)]
+    who = None if token is None else await acting(app, token)
+    return [one for one in await app.standing_approvals.list() if who is None or await has_part(app, one, who)]
 
 
 def _standing_id(ids: list[str], given: str) -> str:
@@ -679,7 +679,7 @@ async def _watch_at_server(server: Server, out: Output, /, for_s: float) -> int:
 @click.option("--for", "for_s", type=float, callback=_patience, metavar="S", help="Stop after so many seconds.")
 @as_holder
 @over_home
-async def watch(lock: Interlock, out: Output, /, for_s: float, token: str | None) -> int:
+async def watch(app: Interlock, out: Output, /, for_s: float, token: str | None) -> int:
     """Show tickets as they come and what becomes of them, until interrupted. On a terminal, keys decide.
 
     With --json, one document on a line for each thing that happens.
@@ -692,6 +692,6 @@ async def watch(lock: Interlock, out: Output, /, for_s: float, token: str | None
     from interlock.cli.watch import LocalDesk
     from interlock.cli.watch import watch as keep_watch
 
-    desk = LocalDesk(lock, await acting(lock, token), everything=token is None)
+    desk = LocalDesk(app, await acting(app, token), everything=token is None)
     await keep_watch(desk, out, for_s=for_s)
     return 0

@@ -65,7 +65,7 @@ def list_(out: Output, /, address: str) -> int:
 @click.argument("address", metavar="s3://BUCKET/PREFIX/TIER/NAME")
 @click.option("--to", type=click.Path(path_type=Path), help="Of records: the directory to write them to.")
 @over_home
-async def restore(lock: Interlock, out: Output, /, address: str, to: Path | None) -> int:
+async def restore(app: Interlock, out: Output, /, address: str, to: Path | None) -> int:
     """Get archived records or checkpoints back. interlock restore does it for a backup.
 
     Records are written to a directory, as an export of the journal, and verified. Checkpoints are put back into the
@@ -80,13 +80,13 @@ async def restore(lock: Interlock, out: Output, /, address: str, to: Path | None
     from interlock.audit.archive import archive_at, is_archive
     from interlock.audit.archiving import CHECKPOINTS, put_checkpoints_back
 
-    require(lock.caller, "policy:admin", "reading an archive")
+    require(app.caller, "policy:admin", "reading an archive")
     kind = address.rstrip("/").rpartition("/")[2].partition("-")[0]
     if not is_archive(address) or kind not in ("records", "checkpoints"):
         raise click.UsageError("name archived records or checkpoints as interlock archive list does, after the address")
     if (kind == "records") != (to is not None):
         raise click.UsageError("records need --to DIRECTORY" if kind == "records" else "--to is for records")
-    credential = await lock.background.archive_credential()
+    credential = await app.background.archive_credential()
     with tempfile.TemporaryDirectory(prefix="interlock-archive-") as place:
         async with archive_at(address, credential) as found:
             if not found.chosen:
@@ -97,7 +97,7 @@ async def restore(lock: Interlock, out: Output, /, address: str, to: Path | None
                 )
         if to is not None:
             return _show_records(out, Path(place), to, name)
-        count = await put_checkpoints_back(lock.journal, Path(place) / CHECKPOINTS, by=lock.caller.id, name=name)
+        count = await put_checkpoints_back(app.journal, Path(place) / CHECKPOINTS, by=app.caller.id, name=name)
     out.answer({"archived": name, "checkpoints": count}, lambda page: page.line(f"{count:,} checkpoints put back"))
     return 0
 

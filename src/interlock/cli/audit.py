@@ -186,7 +186,7 @@ async def _export_at_server(server: Server, out: Output, /, target: Path | None,
 @click.option("--out", "target", type=click.Path(dir_okay=False, path_type=Path), help="A file instead of stdout.")
 @click.option("--replace", is_flag=True, help="Write over that file if it is there.")
 @over_home
-async def export(lock: Interlock, out: Output, /, target: Path | None, replace: bool) -> int:
+async def export(app: Interlock, out: Output, /, target: Path | None, replace: bool) -> int:
     """Every record as JSON lines: {"seq", "hash", "record"}. That it was read is itself on record, and signed.
 
     Each hash is sha256(previous hash, seq as 8 bytes, canonical record), so a copy can be checked anywhere.
@@ -197,11 +197,11 @@ async def export(lock: Interlock, out: Output, /, target: Path | None, replace: 
     """
     from interlock.api.audit import Audit
 
-    require(lock.caller, "audit:read", "reading the audit journal")
+    require(app.caller, "audit:read", "reading the audit journal")
     if target is not None and not replace:
         _refuse_taken(target)
-    journal = Audit(lock)
-    upto = await journal.begin_export(by=lock.caller, door="cli")
+    journal = Audit(app)
+    upto = await journal.begin_export(by=app.caller, door="cli")
     if target is None:
         await _export(journal, out.stdout, upto)
         out.stdout.flush()
@@ -272,7 +272,7 @@ async def _export(journal: Audit, file: IO[bytes], upto: int, tell: Callable[[in
 @click.option("--before", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="Only what was made before this day.")
 @click.option("--yes", is_flag=True, help="Remove it. Without this, nothing is removed.")
 @over_home
-async def purge(lock: Interlock, out: Output, /, through: int | None, before: datetime | None, yes: bool) -> int:
+async def purge(app: Interlock, out: Output, /, through: int | None, before: datetime | None, yes: bool) -> int:
     """Remove records that are past their term from the start of the journal, and give the space back to the disk.
 
     Says what would go; with --yes it goes. The terms are the settings retention_years and retention_years_writes. What
@@ -290,17 +290,17 @@ async def purge(lock: Interlock, out: Output, /, through: int | None, before: da
 
     from interlock.audit import retention
 
-    require(lock.caller, "policy:admin", "removing records")
-    now_ms = lock.clock.now_ms()
+    require(app.caller, "policy:admin", "removing records")
+    now_ms = app.clock.now_ms()
     before_ms = None if before is None else round(before.replace(tzinfo=UTC).timestamp() * 1000)
-    which = partial(retention.due, lock.home, lock.settings, now_ms=now_ms, through=through, before_ms=before_ms)
+    which = partial(retention.due, app.home, app.settings, now_ms=now_ms, through=through, before_ms=before_ms)
     segments = await asyncio.to_thread(which)
     freed = 0
     if yes and (segments or through):
         try:
-            credential = await lock.background.archive_credential()
+            credential = await app.background.archive_credential()
             work = partial(
-                retention.purge, lock.home, lock.settings, now_ms=now_ms, by=lock.caller.id, credential=credential
+                retention.purge, app.home, app.settings, now_ms=now_ms, by=app.caller.id, credential=credential
             )
             expected = sum(segment.records for segment in segments)
 
@@ -309,8 +309,8 @@ async def purge(lock: Interlock, out: Output, /, through: int | None, before: da
 
             told = partial(work, through=through, before_ms=before_ms, progress=tell)
             segments = await asyncio.to_thread(told)
-            alone = lock.home.alive() == 1
-            freed = await asyncio.to_thread(partial(retention.shrink, lock.home, rewrite=alone))
+            alone = app.home.alive() == 1
+            freed = await asyncio.to_thread(partial(retention.shrink, app.home, rewrite=alone))
         finally:
             out.progress("")
     count = sum(segment.records for segment in segments)
@@ -396,7 +396,7 @@ async def _explain_at_server(server: Server, out: Output, /, call_id: str) -> in
 @at_server(_explain_at_server)
 @click.argument("call_id", metavar="ID")
 @over_home
-async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:
+async def explain(app: Interlock, out: Output, /, call_id: str) -> int:
     """One call as a story: who asked, for whom, under which rule, who agreed to what, what changed, how it ended.
 
     With --server: the whole ID, and what the scope audit:read lets you see.
@@ -407,12 +407,12 @@ async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:
     from interlock.api.audit import Audit
     from interlock.cli.history import find
 
-    by = lock.caller
+    by = app.caller
     if "audit:read" not in by.scopes:  # within a tenant the scope is enough; to govern the home is not asked
         require(by, "audit:read", "reading the audit journal")
-    history = await find(lock.journal, call_id, by, lock.gateway.waiting_calls.open)
-    await Audit(lock).note("explain", {"subject": history.call}, by=by, door="cli")
-    return _answer_story(out, await Local.of(lock), history)
+    history = await find(app.journal, call_id, by, app.gateway.waiting_calls.open)
+    await Audit(app).note("explain", {"subject": history.call}, by=by, door="cli")
+    return _answer_story(out, await Local.of(app), history)
 
 
 def _answer_story(out: Output, viewer: Viewer, history: History) -> int:

@@ -46,7 +46,7 @@ def _at_rest(reader: Reader, out: Output, /) -> int:
 @at_server(_at_server)
 @at_rest(_at_rest)
 @looking
-async def budgets(lock: Interlock, out: Output, /) -> int:
+async def budgets(app: Interlock, out: Output, /) -> int:
     """The amount spent, reserved and left of each budget, and when its period ends.
 
     Budgets are set in settings.toml. For each, the callers who have used the most are listed. With --server: your own,
@@ -57,7 +57,7 @@ async def budgets(lock: Interlock, out: Output, /) -> int:
     """
     from interlock.api.budgets import overview
 
-    return _answer(out, await Local.of(lock), overview(lock, lambda _: ()))
+    return _answer(out, await Local.of(app), overview(app, lambda _: ()))
 
 
 def _answer(out: Output, viewer: Viewer, documents: list[Json]) -> int:

@@ -172,7 +172,7 @@ async def answer_from(server: Server, out: Output, result: Result) -> int:
 @as_holder
 @over_home
 async def call(
-    lock: Interlock,
+    app: Interlock,
     out: Output,
     /,
     tool: str,
@@ -203,11 +203,11 @@ async def call(
         raise click.UsageError("--background needs a server that goes on with the call: name it with --server")
     name, _, spec = tool.partition("@")
     try:
-        caller = await acting(lock, token)
+        caller = await acting(app, token)
     except Failure as failure:
         # Refused like any call: as a result, and on record.
         refused = Request(tool=name, arguments={}, caller=None, door="cli")
-        return await answer(lock, out, await lock.gateway.decline(refused, failure))
+        return await answer(app, out, await app.gateway.decline(refused, failure))
     request = Request(
         tool=name,
         version=spec or None,
@@ -217,29 +217,29 @@ async def call(
         on_progress=out.report if out.shows_progress else None,
         **given,
     )
-    clear_credentials(lock.settings)
+    clear_credentials(app.settings)
     with out.working(""):
-        result = await lock.gateway.invoke(request)
+        result = await app.gateway.invoke(request)
     if result.pending and wait_s is not None:
-        result = await _wait(lock, out, request, result, wait_s)
+        result = await _wait(app, out, request, result, wait_s)
     if result.error is not None and result.error.code == "E3101" and token is None:
-        result = await _with_offers(lock, result, name)
+        result = await _with_offers(app, result, name)
     if tokens is not None and not result.pending:
         from interlock.cli.context_block import answer_block
 
-        return await answer_block(lock, out, result, tokens)
-    return await answer(lock, out, result)
+        return await answer_block(app, out, result, tokens)
+    return await answer(app, out, result)
 
 
-async def _with_offers(lock: Interlock, result: Result, name: str) -> Result:
+async def _with_offers(app: Interlock, result: Result, name: str) -> Result:
     """The refusal of a name, with the tools of upstreams that have it and were not admitted."""
     from dataclasses import replace
 
     from interlock.core.errors import Failure
 
     assert result.error is not None
-    for upstream in await lock.upstreams.list():
-        for one in await lock.upstreams.offers(upstream.name):
+    for upstream in await app.upstreams.list():
+        for one in await app.upstreams.offers(upstream.name):
             names = (one.name, one.address, f"{upstream.name}.{one.name}")
             if one.state != "admitted" and name in names:
                 reason = one.reason or one.why
@@ -254,18 +254,18 @@ async def _with_offers(lock: Interlock, result: Result, name: str) -> Result:
     return result
 
 
-async def _wait(lock: Interlock, out: Output, request: Request, pending: Result, wait_s: float) -> Result:
+async def _wait(app: Interlock, out: Output, request: Request, pending: Result, wait_s: float) -> Result:
     """Wait for a person and go on once they agreed; meanwhile tell, apart from the answer, who was asked."""
     from interlock.cli.tickets import show_waiting
     from interlock.core.errors import Failure
 
     page = out.page(error=True)
-    ticket = await lock.approvals.show(pending.metadata["pending"]["ticketId"])
-    show_waiting(await Local.of(lock), page, ticket)
-    give_up, asked = lock.clock.monotonic() + wait_s, ticket.step
-    while pending.pending and (left_s := give_up - lock.clock.monotonic()) > 0:
-        pending = await lock.wait(pending, within_s=min(1.0, left_s))
-        ticket = await lock.approvals.show(ticket.id)
+    ticket = await app.approvals.show(pending.metadata["pending"]["ticketId"])
+    show_waiting(await Local.of(app), page, ticket)
+    give_up, asked = app.clock.monotonic() + wait_s, ticket.step
+    while pending.pending and (left_s := give_up - app.clock.monotonic()) > 0:
+        pending = await app.wait(pending, within_s=min(1.0, left_s))
+        ticket = await app.approvals.show(ticket.id)
         if ticket.step > asked:
             page.line(f"  nobody has decided yet; {ticket.chain[ticket.step].group} were asked too")
             asked = ticket.step
@@ -273,19 +273,19 @@ async def _wait(lock: Interlock, out: Output, request: Request, pending: Result,
             # Another process has gone on with it; under its key the call is answered with what came of that.
             if request.key is None:
                 raise Failure("E3410", f"another process went on with it; see interlock calls show {ticket.call}")
-            pending = await lock.gateway.invoke(request)
+            pending = await app.gateway.invoke(request)
     return pending
 
 
-async def answer(lock: Interlock, out: Output, result: Result) -> int:
+async def answer(app: Interlock, out: Output, result: Result) -> int:
     """Show a result. People who were asked to approve are notified before this process ends."""
     if result.pending:
-        ticket = await lock.approvals.show(result.metadata["pending"]["ticketId"])
-        code = _answer_pending(out, await Local.of(lock), result, ticket)
+        ticket = await app.approvals.show(result.metadata["pending"]["ticketId"])
+        code = _answer_pending(out, await Local.of(app), result, ticket)
     else:
         code = _answer_result(out, result)
     if result.error is not None and result.error.code == "E3208":
-        await lock.courier.deliver_due()
+        await app.courier.deliver_due()
     return code
 
 
@@ -386,7 +386,7 @@ async def _follow_at_server(server: Server, out: Output, /, call_id: str) -> int
 @click.argument("call_id", metavar="ID")
 @as_holder
 @over_home
-async def follow(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
+async def follow(app: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
     """Wait until a call has ended or waits for a person, and show how it stands.
 
     With --server, progress that its tool reports is shown on a terminal meanwhile. Exits 0 when it succeeded, 1 when it
@@ -399,6 +399,6 @@ async def follow(lock: Interlock, out: Output, /, call_id: str, token: str | Non
     from interlock.api.service import Service
     from interlock.cli.history import find
 
-    caller = await acting(lock, token)
-    found, service = await find(lock.journal, call_id, caller), Service(lock)
+    caller = await acting(app, token)
+    found, service = await find(app.journal, call_id, caller), Service(app)
     return await _until_ended(out, lambda: service.calls.find(found.call, caller))

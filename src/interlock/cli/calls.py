@@ -343,7 +343,7 @@ def _short(value: Any) -> str:
 @click.argument("directory", metavar="[DIR]", default=".", type=click.Path(file_okay=False))
 @as_holder
 @over_home
-async def save(lock: Interlock, out: Output, /, call_id: str, directory: str, token: str | None) -> int:
+async def save(app: Interlock, out: Output, /, call_id: str, directory: str, token: str | None) -> int:
     """Write the files that a call of yours left to DIR, or here. Nothing that is there already is written over.
 
     \b
@@ -356,12 +356,12 @@ async def save(lock: Interlock, out: Output, /, call_id: str, directory: str, to
     from interlock.cli.history import find
     from interlock.core.errors import Failure
 
-    caller = await acting(lock, token)
-    history = await find(lock.journal, call_id, caller)
+    caller = await acting(app, token)
+    history = await find(app.journal, call_id, caller)
     left = recalled(history.facts.get("artifacts", ()))
     if not left:
         raise Failure("E3702", f"call {history.call} left no files")
-    files = artifacts.check({one: await lock.read_payload(one.ref, caller=caller) for one in left})
+    files = artifacts.check({one: await app.read_payload(one.ref, caller=caller) for one in left})
     paths = artifacts.save(files, Path(directory))
 
     def show(page: Page) -> None:
@@ -390,7 +390,7 @@ async def _checkpoints_at_server(server: Server, out: Output, /, call_id: str) -
 @click.argument("call_id", metavar="ID")
 @as_holder
 @over_home
-async def checkpoints(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
+async def checkpoints(app: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
     """The checkpoints of a call of yours, oldest first; with --json, the saved states too.
 
     \b
@@ -398,8 +398,8 @@ async def checkpoints(lock: Interlock, out: Output, /, call_id: str, token: str 
     """
     from interlock.cli.history import find
 
-    caller = await acting(lock, token)
-    saved = await lock.checkpoints((await find(lock.journal, call_id, caller)).call, caller=caller)
+    caller = await acting(app, token)
+    saved = await app.checkpoints((await find(app.journal, call_id, caller)).call, caller=caller)
     return _answer_checkpoints(out, [one.document() for one in saved])
 
 
@@ -437,7 +437,7 @@ async def _undo_at_server(server: Server, out: Output, /, call_id: str, key: str
 @click.option("--key", required=True, help="Your own key for the undoing; sent twice, it runs once.")
 @as_holder
 @over_home
-async def undo(lock: Interlock, out: Output, /, call_id: str, key: str, token: str | None) -> int:
+async def undo(app: Interlock, out: Output, /, call_id: str, key: str, token: str | None) -> int:
     """Run the compensation that a call stored when it succeeded. It is governed and recorded like any call.
 
     \b
@@ -445,9 +445,9 @@ async def undo(lock: Interlock, out: Output, /, call_id: str, key: str, token: s
     """
     from interlock.cli.history import find
 
-    caller = await acting(lock, token)
-    found = await find(lock.journal, call_id, caller)
-    return await answer(lock, out, await lock.undo(found.call, key=key, caller=caller))
+    caller = await acting(app, token)
+    found = await find(app.journal, call_id, caller)
+    return await answer(app, out, await app.undo(found.call, key=key, caller=caller))
 
 
 # cancel
@@ -462,7 +462,7 @@ async def _inputs_at_server(server: Server, out: Output, /, call_id: str) -> int
 @click.argument("call_id", metavar="ID")
 @as_holder
 @over_home
-async def inputs(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
+async def inputs(app: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
     """The arguments that a call was sent and those that its tool got, with every difference and its source.
 
     \b
@@ -471,10 +471,8 @@ async def inputs(lock: Interlock, out: Output, /, call_id: str, token: str | Non
     from interlock.api.service import Service
     from interlock.cli.history import find
 
-    caller = await acting(lock, token)
-    return _answer_inputs(
-        out, await Service(lock).calls.inputs((await find(lock.journal, call_id, caller)).call, caller)
-    )
+    caller = await acting(app, token)
+    return _answer_inputs(out, await Service(app).calls.inputs((await find(app.journal, call_id, caller)).call, caller))
 
 
 def _answer_inputs(out: Output, told: Json) -> int:
@@ -512,7 +510,7 @@ async def _trace_at_server(server: Server, out: Output, /, call_id: str, url: st
 @click.option("--url", metavar="URL", help="The server that made the call; its spans are read over REST with a token.")
 @as_holder
 @over_home
-async def trace(lock: Interlock, out: Output, /, call_id: str, url: str | None, token: str | None) -> int:
+async def trace(app: Interlock, out: Output, /, call_id: str, url: str | None, token: str | None) -> int:
     """The spans of the trace that a call belongs to: its steps, how long each took and how it ended.
 
     Spans are kept by the process that made the call, if it traces calls (trace_ratio). Without --url, one span is shown
@@ -525,10 +523,10 @@ async def trace(lock: Interlock, out: Output, /, call_id: str, url: str | None, 
     from interlock.api.service import Service
     from interlock.cli.history import find
 
-    caller = await acting(lock, token)
-    call = (await find(lock.journal, call_id, caller)).call
+    caller = await acting(app, token)
+    call = (await find(app.journal, call_id, caller)).call
     if url is None:
-        told = await Service(lock).calls.trace(call, caller)
+        told = await Service(app).calls.trace(call, caller)
     else:
         from interlock.cli.remote import Server
 
@@ -577,7 +575,7 @@ async def _cancel_at_server(server: Server, out: Output, /, call_id: str, reason
 )
 @as_holder
 @over_home
-async def cancel(lock: Interlock, out: Output, /, call_id: str, reason: Reason, token: str | None) -> int:
+async def cancel(app: Interlock, out: Output, /, call_id: str, reason: Reason, token: str | None) -> int:
     """Ask for a call to end that runs, is queued or waits for a person, whichever process runs it.
 
     The answer is canceled, unsupported (its tool cannot be cancelled) or finished (it has ended).
@@ -589,9 +587,9 @@ async def cancel(lock: Interlock, out: Output, /, call_id: str, reason: Reason, 
     from interlock.api.service import Service
     from interlock.cli.history import find
 
-    caller = await acting(lock, token)
-    found = await find(lock.journal, call_id, caller)
-    return _answer_cancel(out, found.call, await Service(lock).calls.cancel(found.call, caller, reason), reason)
+    caller = await acting(app, token)
+    found = await find(app.journal, call_id, caller)
+    return _answer_cancel(out, found.call, await Service(app).calls.cancel(found.call, caller, reason), reason)
 
 
 def _answer_cancel(out: Output, call_id: str, answer: str, reason: Reason) -> int:
@@ -624,7 +622,7 @@ async def _resume_at_server(server: Server, out: Output, /, ticket_id: str | Non
 @at_server(_resume_at_server)
 @click.argument("ticket_id", metavar="[TICKET]", required=False)
 @looking
-async def resume(lock: Interlock, out: Output, /, ticket_id: str | None) -> int:
+async def resume(app: Interlock, out: Output, /, ticket_id: str | None) -> int:
     """Go on with a call that a person agreed to, or with all of them. Each is judged again, and runs once.
 
     \b
@@ -633,8 +631,8 @@ async def resume(lock: Interlock, out: Output, /, ticket_id: str | None) -> int:
     """
     refuse_token("going on with others' calls")
     if ticket_id is not None:
-        return await answer(lock, out, await lock.approved_calls.resume(ticket_id))
-    return answer_resumed(out, await lock.approved_calls.resume_all())
+        return await answer(app, out, await app.approved_calls.resume(ticket_id))
+    return answer_resumed(out, await app.approved_calls.resume_all())
 
 
 calls.add_command(payload)

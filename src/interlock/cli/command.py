@@ -158,10 +158,10 @@ def over_home(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
     """
 
     @functools.wraps(body)
-    async def work(lock: Interlock, out: Output, /, **given: Any) -> int:
+    async def work(app: Interlock, out: Output, /, **given: Any) -> int:
         if "token" not in given:
-            await acting(lock, held_token())
-        return await body(lock, out, **given)
+            await acting(app, held_token())
+        return await body(app, out, **given)
 
     return _looking(work, has_caller=True)
 
@@ -184,12 +184,12 @@ def _looking(body: Callable[..., Awaitable[int]], *, has_caller: bool) -> Callab
         import asyncio
 
         async def work() -> int:
-            async with opened(out.session) as lock:
+            async with opened(out.session) as app:
                 try:
-                    return await body(lock, out, **given)
+                    return await body(app, out, **given)
                 except asyncio.CancelledError:
                     # Ctrl-C. The user may believe that nothing happened, so the outcome of unfinished writes is shown.
-                    if (left := await _left_behind(lock)) is None:
+                    if (left := await _left_behind(app)) is None:
                         raise
                     out.fail(left)
                     return 1
@@ -257,12 +257,12 @@ def reader_of(session: Session) -> Generator[Reader | None]:
         yield reader_at_rest(session.path, within)
 
 
-async def _left_behind(lock: Interlock) -> Failure | None:
+async def _left_behind(app: Interlock) -> Failure | None:
     """The outcome of the writes of this process, which is being interrupted; None if there are none."""
     from interlock.api.homes import left_behind
     from interlock.core.errors import CODES, Failure
 
-    left = await left_behind(lock)
+    left = await left_behind(app)
     if not left:
         return None
     unknown = [one for one in left if one.unknown]
@@ -363,8 +363,8 @@ async def opened(session: Session) -> AsyncGenerator[Interlock]:
 
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
-    async with Interlock.open(session.path) as lock:
-        yield lock
+    async with Interlock.open(session.path) as app:
+        yield app
 
 
 def _guarded(out: Output, work: Callable[[], int]) -> int:
@@ -435,12 +435,12 @@ def as_holder(command: F) -> F:
     return click.option("--token", envvar=TOKEN, metavar="TOKEN", help=words)(command)
 
 
-async def acting(lock: Interlock, token: str | None) -> Caller:
+async def acting(app: Interlock, token: str | None) -> Caller:
     """Make the holder of a token the caller from now on; without a token, the local user."""
     held = held_token() if token is None else token
     if held is not None:
-        lock.act_as(await lock.caller_of(held))
-    return lock.caller
+        app.act_as(await app.caller_of(held))
+    return app.caller
 
 
 def held_token() -> str | None:

@@ -264,7 +264,7 @@ def _words(values: tuple[str, ...]) -> str:
 )  # fmt: skip
 @click.option("--instead-of", type=click.IntRange(0), metavar="VERSION", help="The version that this replaces.")
 @over_home
-async def push(lock: Interlock, out: Output, /, source: Path | None, instead_of: int | None) -> int:
+async def push(app: Interlock, out: Output, /, source: Path | None, instead_of: int | None) -> int:
     """Make policy, principals and settings of this directory those of all machines that follow the store.
 
     Machines follow that state `shared_config = true` in settings.toml. They decide by a new policy and new principals
@@ -279,19 +279,19 @@ async def push(lock: Interlock, out: Output, /, source: Path | None, instead_of:
     from interlock.core.errors import Failure
     from interlock.store.shared_config import FILES
 
-    if source is None and lock.home.shared is not None:
+    if source is None and app.home.shared is not None:
         raise Failure(
             "E3411",
             "this data directory follows the shared configuration, so its own files do not count",
             resolution="interlock config pull DIR, change the files there, then: interlock config push --from DIR",
         )
-    folder = source or lock.home.path
+    folder = source or app.home.path
     try:
         texts = {name: (folder / name).read_text() for name in FILES if (folder / name).exists()}
     except (OSError, UnicodeDecodeError):
         raise Failure("E3004", "a file of the configuration cannot be read as text") from None
     try:
-        pushed = await SharedConfiguration(lock).push(texts, by=lock.caller, instead_of=instead_of)
+        pushed = await SharedConfiguration(app).push(texts, by=app.caller, instead_of=instead_of)
     except Failure as failure:
         faults: list[str] | None = (failure.details or {}).get("faults")
         if failure.code != "E3004" or faults is None:
@@ -320,7 +320,7 @@ def _answer_pushed(out: Output, pushed: SharedConfig) -> int:
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--version", type=click.IntRange(1), help="An earlier version.")
 @looking
-async def pull(lock: Interlock, out: Output, /, directory: Path, version: int | None) -> int:
+async def pull(app: Interlock, out: Output, /, directory: Path, version: int | None) -> int:
     """Write the shared configuration to DIRECTORY, to look at it or to change it. It must not have such files.
 
     \b
@@ -330,7 +330,7 @@ async def pull(lock: Interlock, out: Output, /, directory: Path, version: int | 
     from interlock.api.shared_config import SharedConfiguration
     from interlock.core.errors import Failure
 
-    shared = SharedConfiguration(lock)
+    shared = SharedConfiguration(app)
     found = await shared.newest() if version is None else await shared.get(version)
     if found is None:
         raise Failure("E3411", "nothing was pushed to the store yet", resolution="interlock config push")
@@ -348,7 +348,7 @@ async def pull(lock: Interlock, out: Output, /, directory: Path, version: int | 
 
 @config.command(short_help="The last 50 versions of the shared configuration.")
 @looking
-async def history(lock: Interlock, out: Output, /) -> int:
+async def history(app: Interlock, out: Output, /) -> int:
     """The last 50 versions of the shared configuration, the newest first.
 
     \b
@@ -356,7 +356,7 @@ async def history(lock: Interlock, out: Output, /) -> int:
     """
     from interlock.api.shared_config import SharedConfiguration
 
-    rows = await SharedConfiguration(lock).history()
+    rows = await SharedConfiguration(app).history()
 
     def show_rows(page: Page) -> None:
         cells = [(str(row["version"]), str(row["at"]), str(row["by"])) for row in rows]
@@ -371,7 +371,7 @@ async def history(lock: Interlock, out: Output, /) -> int:
 @config.command(short_help="Put an earlier shared version in force again.")
 @click.argument("version", type=click.IntRange(1))
 @over_home
-async def rollback(lock: Interlock, out: Output, /, version: int) -> int:
+async def rollback(app: Interlock, out: Output, /, version: int) -> int:
     """Put an earlier VERSION in force again, as a new one. It is checked as a push is. Needs policy:admin.
 
     \b
@@ -379,4 +379,4 @@ async def rollback(lock: Interlock, out: Output, /, version: int) -> int:
     """
     from interlock.api.shared_config import SharedConfiguration
 
-    return _answer_pushed(out, await SharedConfiguration(lock).rollback(version, by=lock.caller))
+    return _answer_pushed(out, await SharedConfiguration(app).rollback(version, by=app.caller))

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from interlock.cli.remote import Server
 
 
-async def answer_block(lock: Interlock, out: Output, result: Result, tokens: int) -> int:
+async def answer_block(app: Interlock, out: Output, result: Result, tokens: int) -> int:
     """Print a result as a block of a model's context."""
-    window = await lock.window(tokens + LEAST_RESERVE)
+    window = await app.window(tokens + LEAST_RESERVE)
     routed = await window.admit(result)
     return _print(out, result, routed.context, routed.level, routed.tokens)
 

@@ -35,7 +35,7 @@ def _calls(_: click.Context, __: click.Parameter, value: tuple[tuple[str, str], 
 @click.option("--preview", is_flag=True, help="Only say what the calls of --call would do.")
 @over_home
 async def dev(
-    lock: Interlock,
+    app: Interlock,
     out: Output,
     /,
     file: Path,
@@ -71,6 +71,6 @@ async def dev(
         raise click.UsageError(f"`{file.name}` is not a .py file; other tools are tried with interlock tools test")
     if out.as_json and not once:
         raise click.UsageError("--json needs --once: a session goes on until you end it")
-    clear_credentials(lock.settings)
-    shop = Workshop(lock, out, DraftSession(lock, file), wanted, key, preview=preview)
+    clear_credentials(app.settings)
+    shop = Workshop(app, out, DraftSession(app, file), wanted, key, preview=preview)
     return await shop.once() if once else await shop.stay()

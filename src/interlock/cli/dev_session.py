@@ -49,7 +49,7 @@ class Workshop:
 
     def __init__(
         self,
-        lock: Interlock,
+        app: Interlock,
         out: Output,
         session: DraftSession,
         wanted: list[tuple[str, Any]],
@@ -57,7 +57,7 @@ class Workshop:
         *,
         preview: bool,
     ) -> None:
-        self._lock = lock
+        self._app = app
         self._out = out
         self._session = session
         self._wanted = wanted
@@ -196,14 +196,14 @@ class Workshop:
             if not self._out.as_json:
                 self._page.failure(failure)
             return {"status": "failed", "invocation_id": None, "error": failure.envelope(self._out.trace_id)}
-        viewer = await Local.of(self._lock)
-        history = await find(self._lock.journal, result.invocation_id)
+        viewer = await Local.of(self._app)
+        history = await find(self._app.journal, result.invocation_id)
         raised = self._causes.take()
         phases: list[str] = history.facts.get("phases") or []
         timeline = [f"Its phases: {' → '.join(phases)}."] if phases else []
         timeline += [with_names(viewer, sentence) for sentence in explain(history)]
         if not self._out.as_json:
-            await answer(self._lock, self._out, result)
+            await answer(self._app, self._out, result)
             self._show_raised(raised)
             for sentence in timeline:
                 self._page.line("  ", sentence)

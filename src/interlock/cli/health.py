@@ -24,7 +24,7 @@ async def _at_server(server: Server, out: Output, /) -> int:
 @click.command()
 @at_server(_at_server)
 @looking
-async def health(lock: Interlock, out: Output, /) -> int:
+async def health(app: Interlock, out: Output, /) -> int:
     """Whether calls can be served, dependency by dependency. Exits 1 where they cannot. A server needs no token for it.
 
     \b
@@ -33,7 +33,7 @@ async def health(lock: Interlock, out: Output, /) -> int:
     """
     from interlock.api.health import Health
 
-    _, document = await Health(lock).readiness()
+    _, document = await Health(app).readiness()
     return _answer(out, document)
 
 

@@ -35,7 +35,7 @@ def identities() -> None:
 @click.option("--tenant", default="local", show_default=True, help="The tenant it belongs to.")
 @over_home
 async def add(
-    lock: Interlock,
+    app: Interlock,
     out: Output,
     /,
     did: str | None,
@@ -53,8 +53,8 @@ async def add(
     """
     from interlock.authority.identities import Identity
 
-    require(lock.caller, "tokens:issue", "registering an identity")
-    known = await lock.identities.all() if name else []
+    require(app.caller, "tokens:issue", "registering an identity")
+    known = await app.identities.all() if name else []
     named = [one for one in known if (one.name, one.tenant) == (name, tenant) and one.did != did]
     if active := [one.did for one in named if one.state == "active"]:
         out.page(error=True).line(f"warning: {shared_name(name, active)}")
@@ -62,9 +62,9 @@ async def add(
         out.page(error=True).line(f"warning: {revoked_before(name)}")
     told: dict[str, Any] = {"name": name, "kind": kind, "trust": trust, "groups": frozenset(groups), "tenant": tenant}
     if did is None:
-        identity = await _make_identity(lock, **told)
+        identity = await _make_identity(app, **told)
     else:
-        identity = await lock.identities.register(Identity(did=did, **told), by=lock.caller.acting)
+        identity = await app.identities.register(Identity(did=did, **told), by=app.caller.acting)
 
     def show(page: Page) -> None:
         page.line(identity.did)
@@ -87,15 +87,15 @@ def shared_name(name: str, dids: list[str]) -> str:
     return f"{name} is already the name of {others}; commands that take a name refuse this one: write the DID there"
 
 
-async def _make_identity(lock: Interlock, **told: Any) -> Identity:
+async def _make_identity(app: Interlock, **told: Any) -> Identity:
     from interlock.api.tokens import make_identity
 
-    return await make_identity(lock, by=lock.caller, **told)
+    return await make_identity(app, by=app.caller, **told)
 
 
-async def named_here(lock: Interlock, name: str, kind: CallerKind) -> Identity:
+async def named_here(app: Interlock, name: str, kind: CallerKind) -> Identity:
     """The identity of a name in `local`, whether or not other tenants have it too; a new name gets a new did:key."""
-    return await lock.identities.find(name) or await _make_identity(lock, name=name, kind=kind)
+    return await app.identities.find(name) or await _make_identity(app, name=name, kind=kind)
 
 
 @identities.command("list")
@@ -128,16 +128,16 @@ def list_identities(reader: Reader, out: Output, /) -> int:
 @click.argument("who", metavar="DID|NAME")
 @click.option("--reason", required=True, help="Why, for the record.")
 @over_home
-async def revoke(lock: Interlock, out: Output, /, who: str, reason: str) -> int:
+async def revoke(app: Interlock, out: Output, /, who: str, reason: str) -> int:
     """Revoke an identity, with every token that it holds or delegated.
 
     \b
     interlock identities revoke researcher --reason 'its machine was lost'
     """
-    require(lock.caller, "tokens:issue", "revoking an identity")
-    known = await _one(lock, who)
+    require(app.caller, "tokens:issue", "revoking an identity")
+    known = await _one(app, who)
     did = who if known is None else known.did
-    await lock.identities.revoke(did, reason=reason, by=lock.caller.acting)
+    await app.identities.revoke(did, reason=reason, by=app.caller.acting)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
@@ -149,14 +149,14 @@ async def revoke(lock: Interlock, out: Output, /, who: str, reason: str) -> int:
     return 0
 
 
-async def _one(lock: Interlock, who: str) -> Identity | None:
+async def _one(app: Interlock, who: str) -> Identity | None:
     """The identity of a name or DID. E3004, with what to type, where several have the name."""
     from interlock.core.errors import Failure
 
     try:
-        return await lock.identities.find(who)
+        return await app.identities.find(who)
     except Failure as failure:
-        known = await lock.identities.all()
+        known = await app.identities.all()
         active = [one.did for one in known if (one.name, one.tenant, one.state) == (who, "local", "active")]
         if failure.code != "E3004" or len(active) < 2:
             raise

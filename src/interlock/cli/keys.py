@@ -33,27 +33,27 @@ def keys() -> None:
 @keys.command()
 @click.option("--alg", "algorithm", type=_algorithm, default="RS256", show_default=True, help="What it signs with.")
 @over_home
-async def init(lock: Interlock, out: Output, /, algorithm: Algorithm) -> int:
+async def init(app: Interlock, out: Output, /, algorithm: Algorithm) -> int:
     """Make the first key. Issuing a first token does the same with RS256.
 
     \b
     interlock keys init --alg EdDSA
     """
-    require(lock.caller, "tokens:issue", "making a key")
-    return _made(out, await lock.tokens.rotate_key(algorithm, by=lock.caller, first=True))
+    require(app.caller, "tokens:issue", "making a key")
+    return _made(out, await app.tokens.rotate_key(algorithm, by=app.caller, first=True))
 
 
 @keys.command()
 @click.option("--alg", "algorithm", type=_algorithm, help="What it signs with [default: as the key before it].")
 @over_home
-async def rotate(lock: Interlock, out: Output, /, algorithm: Algorithm | None) -> int:
+async def rotate(app: Interlock, out: Output, /, algorithm: Algorithm | None) -> int:
     """Make a new key that signs from now on. Tokens that are out stay good until their key is retired.
 
     \b
     interlock keys rotate
     """
-    require(lock.caller, "tokens:issue", "making a key")
-    return _made(out, await lock.tokens.rotate_key(algorithm, by=lock.caller))
+    require(app.caller, "tokens:issue", "making a key")
+    return _made(out, await app.tokens.rotate_key(algorithm, by=app.caller))
 
 
 def _made(out: Output, key: SigningKey) -> int:
@@ -79,11 +79,11 @@ def _list_at_rest(_: Reader, out: Output, /) -> int | None:
 @keys.command("list")
 @at_rest(_list_at_rest)
 @looking
-async def list_keys(lock: Interlock, out: Output, /) -> int:
+async def list_keys(app: Interlock, out: Output, /) -> int:
     """Every key that verifies, oldest first, and which one signs."""
-    held = lock.issuer_keys.all()
+    held = app.issuer_keys.all()
     if not held:
-        await lock.tokens.check_signer()
+        await app.tokens.check_signer()
     return _answer_list(out, held)
 
 
@@ -116,7 +116,7 @@ def _document(key: SigningKey, *, signs: bool) -> dict[str, Any]:
 @click.argument("kid", metavar="KID")
 @click.option("--reason", default="retired", show_default=True, help="Why, for the record.")
 @over_home
-async def retire(lock: Interlock, out: Output, /, kid: str, reason: str) -> int:
+async def retire(app: Interlock, out: Output, /, kid: str, reason: str) -> int:
     """Remove a key that signs no longer. Every token it signed is void from now on, in every process.
 
     A key that leaked and still signs: interlock token revoke KID, which puts a new one in its place.
@@ -124,8 +124,8 @@ async def retire(lock: Interlock, out: Output, /, kid: str, reason: str) -> int:
     \b
     interlock keys retire 4bPC…
     """
-    require(lock.caller, "tokens:issue", "retiring a key")
-    await lock.tokens.retire_key(kid, reason=reason, by=lock.caller)
+    require(app.caller, "tokens:issue", "retiring a key")
+    await app.tokens.retire_key(kid, reason=reason, by=app.caller)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
@@ -138,7 +138,7 @@ async def retire(lock: Interlock, out: Output, /, kid: str, reason: str) -> int:
 
 @keys.command(short_help="The public halves, for services that verify our tokens.")
 @looking
-async def jwks(lock: Interlock, out: Output, /) -> int:
+async def jwks(app: Interlock, out: Output, /) -> int:
     """The public halves as a JWKS document, for services that verify our tokens."""
-    out.write(lock.issuer_keys.jwks())
+    out.write(app.issuer_keys.jwks())
     return 0

@@ -36,7 +36,7 @@ async def _payload_at_server(server: Server, out: Output, /, name: str, path: st
 @click.option("--out", "path", type=click.Path(), metavar="FILE", help="Write it there; never over a file.")
 @as_holder
 @over_home
-async def payload(lock: Interlock, out: Output, /, name: str, path: str | None, token: str | None) -> int:
+async def payload(app: Interlock, out: Output, /, name: str, path: str | None, token: str | None) -> int:
     """A result of yours that was too large to be shown, or a file that a call of yours left, byte for byte.
 
     ID is the call, or the reference that its result names: payload:01JC… for a result, payload:01JC….1 for a file.
@@ -45,7 +45,7 @@ async def payload(lock: Interlock, out: Output, /, name: str, path: str | None, 
     interlock calls payload 01JCXK2M4Q8Z… | jq .
     interlock calls payload payload:01JCXK2M4Q8Z….1 --out chart.png
     """
-    ref, body = await _read(lock, name, await acting(lock, token))
+    ref, body = await _read(app, name, await acting(app, token))
     return _answer_payload(out, ref, body, path)
 
 
@@ -72,7 +72,7 @@ def _answer_payload(out: Output, ref: str, body: bytes, path: str | None) -> int
     return 0
 
 
-async def _read(lock: Interlock, name: str, caller: Caller) -> tuple[str, bytes]:
+async def _read(app: Interlock, name: str, caller: Caller) -> tuple[str, bytes]:
     """The payload of a reference or a call. A file is returned only if it matches the record of its call."""
     from interlock.call.artifacts import is_file, recalled
     from interlock.cli import artifacts
@@ -81,15 +81,15 @@ async def _read(lock: Interlock, name: str, caller: Caller) -> tuple[str, bytes]
     from interlock.store import payloads
 
     if not name.startswith("payload:"):
-        history = await find(lock.journal, name, caller)
+        history = await find(app.journal, name, caller)
         ref = f"payload:{history.facts.get('replayOf') or history.call}"
-        if not await lock.journal.read(lambda reader: payloads.exists(reader, ref)):
+        if not await app.journal.read(lambda reader: payloads.exists(reader, ref)):
             files = "its files: interlock calls save" if history.facts.get("artifacts") else "see interlock calls show"
             raise Failure("E3702", f"call {history.call} has no result that was kept", resolution=files)
-        return ref, await lock.read_payload(ref, caller=caller)
-    body = await lock.read_payload(name, caller=caller)
+        return ref, await app.read_payload(ref, caller=caller)
+    body = await app.read_payload(name, caller=caller)
     if is_file(name):
-        history = await find(lock.journal, name[len("payload:") :].partition(".")[0])
+        history = await find(app.journal, name[len("payload:") :].partition(".")[0])
         left = recalled(history.facts.get("artifacts", ()))
         artifacts.check({one: body for one in left if one.ref == name})
     return name, body
@@ -145,9 +145,7 @@ def _span(_: click.Context, __: click.Parameter, value: str | None) -> Span:
 @click.option("--tokens", type=click.IntRange(1), metavar="N", help="Cut it to so many tokens; it stays JSON.")
 @as_holder
 @over_home
-async def part_of_result(
-    lock: Interlock, out: Output, /, name: str, span: Span, token: str | None, **given: Any
-) -> int:
+async def part_of_result(app: Interlock, out: Output, /, name: str, span: Span, token: str | None, **given: Any) -> int:
     """A part of a result of yours that was too large to be shown.
 
     ID is the call, or the reference that its result names. The options apply in the order in which they are listed.
@@ -158,9 +156,9 @@ async def part_of_result(
     """
     from interlock.window.reading import Part
 
-    caller = await acting(lock, token)
+    caller = await acting(app, token)
     part = Part(given["at"], given["query"], *span, given["tokens"])
-    return _answer_part(out, await lock.read_part(_reference(name), part, caller=caller))
+    return _answer_part(out, await app.read_part(_reference(name), part, caller=caller))
 
 
 def _reference(name: str) -> str:

@@ -43,7 +43,7 @@ async def _show_at_server(server: Server, out: Output, /) -> int:
 @policy.command()
 @at_server(_show_at_server)
 @looking
-async def show(lock: Interlock, out: Output, /) -> int:
+async def show(app: Interlock, out: Output, /) -> int:
     """The rules in force, with their source text.
 
     \b
@@ -51,7 +51,7 @@ async def show(lock: Interlock, out: Output, /) -> int:
     """
     from interlock.api.policy import rules_document
 
-    return _answer_rules(out, rules_document(lock))
+    return _answer_rules(out, rules_document(app))
 
 
 def _answer_rules(out: Output, document: Json) -> int:
@@ -97,7 +97,7 @@ async def _check_at_server(server: Server, out: Output, /, file: Path | None) ->
 @at_server(_check_at_server)
 @click.argument("file", type=_FILE, required=False)
 @looking
-async def check(lock: Interlock, out: Output, /, file: Path | None) -> int:
+async def check(app: Interlock, out: Output, /, file: Path | None) -> int:
     """Check FILE, or the policy in force, against the registered tools and their arguments. Exits 1 if it has faults.
 
     A rule that reads a tool's own arguments must name the tool: action == Action::"demo.post".
@@ -110,10 +110,10 @@ async def check(lock: Interlock, out: Output, /, file: Path | None) -> int:
     from interlock.api.policy_faults import faults_of
     from interlock.store.shared_config import text_of
 
-    path = file or lock.policy.path
-    shared = None if file is not None else text_of(lock.home, path.name)
+    path = file or app.policy.path
+    shared = None if file is not None else text_of(app.home, path.name)
     text = _read(path) if shared is None else shared
-    return _answer_check(out, path, [fault_document(fault) for fault in await faults_of(lock, text)])
+    return _answer_check(out, path, [fault_document(fault) for fault in await faults_of(app, text)])
 
 
 def _answer_check(out: Output, path: Path, faults: Sequence[Json]) -> int:
@@ -144,7 +144,7 @@ async def _test_at_server(server: Server, out: Output, /, file: Path) -> int:
 @at_server(_test_at_server)
 @click.argument("file", type=_FILE)
 @over_home
-async def test(lock: Interlock, out: Output, /, file: Path) -> int:
+async def test(app: Interlock, out: Output, /, file: Path) -> int:
     """Compare the decision on every case of FILE with the one it expects. Exits 1 if one differs.
 
     \b
@@ -157,7 +157,7 @@ async def test(lock: Interlock, out: Output, /, file: Path) -> int:
     """
     from interlock.api.policy import run_cases
 
-    return _answer_cases(out, await run_cases(lock, lock.caller, _cases(file), door="cli"))
+    return _answer_cases(out, await run_cases(app, app.caller, _cases(file), door="cli"))
 
 
 def _answer_cases(out: Output, document: Json) -> int:
@@ -215,7 +215,7 @@ async def _explain_at_server(server: Server, out: Output, /, who: str, tool: str
 @click.argument("tool", metavar="TOOL[@RANGE]", shell_complete=tool_names)
 @click.argument("arguments", default="{}")
 @over_home
-async def explain(lock: Interlock, out: Output, /, who: str, tool: str, arguments: str) -> int:
+async def explain(app: Interlock, out: Output, /, who: str, tool: str, arguments: str) -> int:
     """Why WHO may call TOOL with ARGUMENTS, or may not: the rule that decides, and what would have to change.
 
     WHO is `me`, the name or DID of a registered identity, or an id that principals.toml names (local:alice).
@@ -227,8 +227,8 @@ async def explain(lock: Interlock, out: Output, /, who: str, tool: str, argument
     """
     from interlock.api.policy import explain_call
 
-    told = await explain_call(lock, lock.caller, who, tool, _object(arguments), door="cli")
-    return _answer_explanation(out, await Local.of(lock), told, who)
+    told = await explain_call(app, app.caller, who, tool, _object(arguments), door="cli")
+    return _answer_explanation(out, await Local.of(app), told, who)
 
 
 def _object(text: str) -> Json:
@@ -299,7 +299,7 @@ async def _apply_at_server(server: Server, out: Output, /, file: Path) -> int:
 @at_server(_apply_at_server)
 @click.argument("file", type=_FILE)
 @over_home
-async def apply(lock: Interlock, out: Output, /, file: Path) -> int:
+async def apply(app: Interlock, out: Output, /, file: Path) -> int:
     """Make FILE the policy, if it has no faults. Shows what changes, keeps the former policy, and records the change.
 
     \b
@@ -308,7 +308,7 @@ async def apply(lock: Interlock, out: Output, /, file: Path) -> int:
     from interlock.api.policy import Policy
 
     text = _read(file)
-    return await _apply(out, file, lambda: Policy(lock).apply(text, by=lock.caller))
+    return await _apply(out, file, lambda: Policy(app).apply(text, by=app.caller))
 
 
 async def _apply(out: Output, file: Path, apply_text: Callable[[], Awaitable[Json]]) -> int:
@@ -348,7 +348,7 @@ async def _forget_at_server(server: Server, out: Output, /, subjects: tuple[str,
 @at_server(_forget_at_server)
 @click.argument("subjects", nargs=-1)
 @over_home
-async def forget(lock: Interlock, out: Output, /, subjects: tuple[str, ...]) -> int:
+async def forget(app: Interlock, out: Output, /, subjects: tuple[str, ...]) -> int:
     """Drop the cached decisions about SUBJECTS, ids of people and agents, in every process; without them, all.
 
     Needed where a policy engine of your own decides and its answers have changed: decisions are cached for five minutes
@@ -360,7 +360,7 @@ async def forget(lock: Interlock, out: Output, /, subjects: tuple[str, ...]) -> 
     """
     from interlock.api.policy import Policy
 
-    return _answer_forgotten(out, await Policy(lock).forget(subjects or None, by=lock.caller))
+    return _answer_forgotten(out, await Policy(app).forget(subjects or None, by=app.caller))
 
 
 def _answer_forgotten(out: Output, told: Json) -> int:

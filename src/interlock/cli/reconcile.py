@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 )
 @over_home
 async def reconcile(
-    lock: Interlock,
+    app: Interlock,
     out: Output,
     /,
     call_id: str | None,
@@ -43,7 +43,7 @@ async def reconcile(
     """
     from interlock.gateway.reconcile import unknown_calls
 
-    waiting = await unknown_calls(lock.journal)
+    waiting = await unknown_calls(app.journal)
     if call_id is None:
         if happened or did_not_happen or result is not NOT_GIVEN:
             raise click.UsageError("say which call: interlock calls reconcile ID --happened | --did-not-happen")
@@ -55,7 +55,7 @@ async def reconcile(
         raise click.UsageError("--result goes with --happened")
     value = None if result is NOT_GIVEN else result
     return await _settle(
-        lock, out, _one_of(waiting, call_id), happened=happened, value=value, stated=result is not NOT_GIVEN
+        app, out, _one_of(waiting, call_id), happened=happened, value=value, stated=result is not NOT_GIVEN
     )
 
 
@@ -73,35 +73,35 @@ def _one_of(waiting: list[UnknownCall], call_id: str) -> UnknownCall:
     return found[0]
 
 
-async def _settle(lock: Interlock, out: Output, one: UnknownCall, *, happened: bool, value: Any, stated: bool) -> int:
+async def _settle(app: Interlock, out: Output, one: UnknownCall, *, happened: bool, value: Any, stated: bool) -> int:
     from interlock.gateway.reconcile import reconcile as settle
 
     if happened:
-        await _check_result(lock, one, value, stated=stated)
-    seal = lock.gateway.storage.outcomes.seal
-    await settle(lock.journal, lock.caller, one.call, seal=seal, happened=happened, value=value)
-    document = {**one.document(), "happened": happened, "result": value, "by": lock.caller.id}
+        await _check_result(app, one, value, stated=stated)
+    seal = app.gateway.storage.outcomes.seal
+    await settle(app.journal, app.caller, one.call, seal=seal, happened=happened, value=value)
+    document = {**one.document(), "happened": happened, "result": value, "by": app.caller.id}
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
         word = "it happened; its key answers with this result" if happened else "it did not happen; its key is free"
-        page.line(GOOD, f" {one.tool}@{one.version}   settled by {lock.caller.id}: {word}")
+        page.line(GOOD, f" {one.tool}@{one.version}   settled by {app.caller.id}: {word}")
 
     out.answer({"settled": document}, show)
     return 0
 
 
-async def _check_result(lock: Interlock, one: UnknownCall, value: Any, *, stated: bool) -> None:
+async def _check_result(app: Interlock, one: UnknownCall, value: Any, *, stated: bool) -> None:
     """The result will be replayed as the tool's own, so it must be one the tool could have given."""
     from interlock.cli.history import find
     from interlock.core.errors import Failure
     from interlock.data.explain import input_faults
 
-    if not stated and (await find(lock.journal, one.call)).facts.get("operation") == "compensate":
+    if not stated and (await find(app.journal, one.call)).facts.get("operation") == "compensate":
         return  # an undoing returns nothing
     try:
-        schema = (await lock.catalog.versions(one.tool))[one.version].contract.output
+        schema = (await app.catalog.versions(one.tool))[one.version].contract.output
     except (KeyError, Failure):
         return  # the version is gone from the registry; the person's word stands
     faults = input_faults(schema, value, "field of the result")

@@ -38,7 +38,7 @@ async def _deprecate_at_server(server: Server, out: Output, /, tool: str, **give
 @click.option("--amend", is_flag=True, help="Correct what was announced before; other fields stay as they are.")
 @click.option("--anyway", is_flag=True, help="Allow a successor that is not registered yet.")
 @over_home
-async def deprecate(lock: Interlock, out: Output, /, tool: str, **given: Any) -> int:
+async def deprecate(app: Interlock, out: Output, /, tool: str, **given: Any) -> int:
     """Announce the end of one version. It runs until its removal date, and every result says so.
 
     \b
@@ -48,8 +48,8 @@ async def deprecate(lock: Interlock, out: Output, /, tool: str, **given: Any) ->
     from interlock.api.registration import Registration
 
     name, version = _named(tool)
-    registration = Registration(lock, lock.admissions)
-    return _answer_deprecated(out, await registration.deprecate(name, version, by=lock.caller, **given))
+    registration = Registration(app, app.admissions)
+    return _answer_deprecated(out, await registration.deprecate(name, version, by=app.caller, **given))
 
 
 def _named(tool: str) -> tuple[str, str]:
@@ -125,7 +125,7 @@ async def _release_at_server(server: Server, out: Output, /, tool: str, reason: 
 @click.option("--reason", required=True, help="Why it may run again; recorded with your name.")
 @as_holder
 @over_home
-async def release(lock: Interlock, out: Output, /, tool: str, reason: str, token: str | None) -> int:
+async def release(app: Interlock, out: Output, /, tool: str, reason: str, token: str | None) -> int:
     """Release a version from quarantine, as a person who has reviewed it. Needs the scope tools:admin.
 
     \b
@@ -133,8 +133,8 @@ async def release(lock: Interlock, out: Output, /, tool: str, reason: str, token
     """
     from interlock.api.registration import Registration
 
-    registration = Registration(lock, lock.admissions)
-    return _answer_released(out, await registration.release(tool, reason=reason, by=await acting(lock, token)))
+    registration = Registration(app, app.admissions)
+    return _answer_released(out, await registration.release(tool, reason=reason, by=await acting(app, token)))
 
 
 def _answer_released(out: Output, document: Json) -> int:

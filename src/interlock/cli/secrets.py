@@ -61,7 +61,7 @@ def _span(context: click.Context, parameter: click.Parameter, given: str | None)
 @click.option("--slot", default="main", show_default=True, help="Which of several credentials under this name.")
 @click.option("--expires", "lifetime_ms", metavar="SPAN", callback=_span, help="How long it is valid: 30d, 12h.")
 @over_home
-async def set_(lock: Interlock, out: Output, /, name: str, value: str, slot: str, lifetime_ms: int | None) -> int:
+async def set_(app: Interlock, out: Output, /, name: str, value: str, slot: str, lifetime_ms: int | None) -> int:
     """Store a credential. Its value is asked for without being shown, or read from stdin with -.
 
     \b
@@ -70,9 +70,9 @@ async def set_(lock: Interlock, out: Output, /, name: str, value: str, slot: str
     """
     from interlock.core.clock import iso
 
-    require(lock.caller, "secrets:admin", "storing a credential")
-    expires_ms = None if lifetime_ms is None else lock.clock.now_ms() + lifetime_ms
-    await lock.secrets.set(name, value, by=lock.caller.acting, slot=slot, expires_ms=expires_ms)
+    require(app.caller, "secrets:admin", "storing a credential")
+    expires_ms = None if lifetime_ms is None else app.clock.now_ms() + lifetime_ms
+    await app.secrets.set(name, value, by=app.caller.acting, slot=slot, expires_ms=expires_ms)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
@@ -102,10 +102,10 @@ def _list_at_rest(reader: Reader, out: Output, /) -> int | None:
 @secrets.command(name="list", short_help="Which credentials there are, never their values.")
 @at_rest(_list_at_rest)
 @over_home
-async def list_(lock: Interlock, out: Output, /) -> int:
+async def list_(app: Interlock, out: Output, /) -> int:
     """Which credentials there are: name, slot, age and expiry, never a value."""
-    require(lock.caller, "secrets:admin", "listing credentials")
-    return _answer_list(out, await lock.secrets.names(), lock.clock.now_ms())
+    require(app.caller, "secrets:admin", "listing credentials")
+    return _answer_list(out, await app.secrets.names(), app.clock.now_ms())
 
 
 def _answer_list(out: Output, kept: Sequence[StoredCredential | Entry], now_ms: int) -> int:
@@ -154,10 +154,10 @@ def _words(ms: int) -> str:
 @click.argument("name")
 @click.option("--slot", help="Only this one of several.")
 @over_home
-async def remove(lock: Interlock, out: Output, /, name: str, slot: str | None) -> int:
+async def remove(app: Interlock, out: Output, /, name: str, slot: str | None) -> int:
     """Forget a credential. Calls that hold it now keep it until they end."""
-    require(lock.caller, "secrets:admin", "removing a credential")
-    count = await lock.secrets.remove(name, by=lock.caller.acting, slot=slot)
+    require(app.caller, "secrets:admin", "removing a credential")
+    count = await app.secrets.remove(name, by=app.caller.acting, slot=slot)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
@@ -173,15 +173,15 @@ async def remove(lock: Interlock, out: Output, /, name: str, slot: str | None) -
 
 @secrets.command(name="rotate-key")
 @over_home
-async def rotate_key(lock: Interlock, out: Output, /) -> int:
+async def rotate_key(app: Interlock, out: Output, /) -> int:
     """Seal every credential under a new key and drop the old one. Exits 1 if one could not be opened and was left.
 
     Interrupted, it loses nothing; run it again to finish.
     """
-    require(lock.caller, "secrets:admin", "changing the key")
-    others = None if lock.home.near else lock.home.others
-    left = await lock.secrets.rotate_key(by=lock.caller.acting, others=others)
-    sealed = len(await lock.secrets.names()) - len(left)
+    require(app.caller, "secrets:admin", "changing the key")
+    others = None if app.home.near else app.home.others
+    left = await app.secrets.rotate_key(by=app.caller.acting, others=others)
+    sealed = len(await app.secrets.names()) - len(left)
 
     def show(page: Page) -> None:
         from interlock.cli.render import BAD, GOOD

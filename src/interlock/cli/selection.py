@@ -34,7 +34,7 @@ async def _select_at_server(
 @as_holder
 @over_home
 async def select(
-    lock: Interlock,
+    app: Interlock,
     out: Output,
     /,
     words: tuple[str, ...],
@@ -52,9 +52,9 @@ async def select(
     interlock tools select "how much is in the cash account"
     interlock tools select "post 250 to cash" --json
     """
-    made = await lock.select(
+    made = await app.select(
         " ".join(words),
-        caller=await acting(lock, token),
+        caller=await acting(app, token),
         allocation=allocation,
         cheaper=cheaper,
         faster=faster,
@@ -86,7 +86,7 @@ def _answer(out: Output, document: Json) -> int:
 @click.command("train-router", short_help="Train the router of selections on your own calls.")
 @click.option("--tenant", help="The tenant whose calls it learns from; yours unless said.")
 @over_home
-async def train_router(lock: Interlock, out: Output, /, tenant: str | None) -> int:
+async def train_router(app: Interlock, out: Output, /, tenant: str | None) -> int:
     """Train the router of selections on your own calls, and use it if it is better than the search.
 
     It learns from selections that were followed by a successful call. A fifth of them is held out for the comparison.
@@ -95,7 +95,7 @@ async def train_router(lock: Interlock, out: Output, /, tenant: str | None) -> i
     \b
     interlock tools train-router
     """
-    answer = await lock.selections.learning.train(lock.caller, tenant)
+    answer = await app.selections.learning.train(app.caller, tenant)
 
     def show(page: Page) -> None:
         page.line(f"{answer['calls']:,} calls, {answer['held_out']:,} of them held out: {answer['why']}")
@@ -120,7 +120,7 @@ async def train_router(lock: Interlock, out: Output, /, tenant: str | None) -> i
 @click.option("--no-intent", is_flag=True, help="Without the stage that names the kind of help.")
 @over_home
 async def evaluate(
-    lock: Interlock, out: Output, /, trace: str | None, journal: bool, cheaper: bool, faster: bool, no_intent: bool
+    app: Interlock, out: Output, /, trace: str | None, journal: bool, cheaper: bool, faster: bool, no_intent: bool
 ) -> int:
     """Measure how well tools are chosen: precision, recall, wrong tools, tokens, cost and latency per task.
 
@@ -140,9 +140,9 @@ async def evaluate(
         raise click.UsageError("name a file with tasks, or --journal")
     options: Any = {"cheaper": cheaper, "faster": faster, "intent": not no_intent}
     if trace is None:
-        answer = await evaluate_journal(lock.selections, lock.caller, **options)
+        answer = await evaluate_journal(app.selections, app.caller, **options)
     else:
-        answer = await measure(lock.selections, await tasks_of(Path(trace)), lock.caller, **options)
+        answer = await measure(app.selections, await tasks_of(Path(trace)), app.caller, **options)
 
     def show(page: Page) -> None:
         for name, value in answer.items():
@@ -157,7 +157,7 @@ async def evaluate(
 @click.argument("tool", required=False)
 @as_holder
 @over_home
-async def recommend(lock: Interlock, out: Output, /, tool: str | None, token: str | None) -> int:
+async def recommend(app: Interlock, out: Output, /, tool: str | None, token: str | None) -> int:
     """Tools that are used together with TOOL, or that others of your groups use.
 
     They come from the calls of your own tenant. What fewer than recommend_callers others did is left out.
@@ -166,7 +166,7 @@ async def recommend(lock: Interlock, out: Output, /, tool: str | None, token: st
     interlock tools recommend demo.balance
     interlock tools recommend
     """
-    found = [one.document() for one in await lock.recommend(tool, caller=await acting(lock, token))]
+    found = [one.document() for one in await app.recommend(tool, caller=await acting(app, token))]
 
     def show(page: Page) -> None:
         if not found:

@@ -138,20 +138,20 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
         public_url=None if given["public_url"] is None else given["public_url"].rstrip("/"),
     )
     ended = _on_signals()
-    async with Interlock.open(out.session.path, resume_approved=True) as lock:
-        clear_credentials(lock.settings)
-        configure(lock.settings.log_format, lock.settings.log_level, redact=lambda text: safe_log(lock.redactor, text))
-        await _prepare(lock, given)
-        lock.warm_up()
-        async with serving(Service(lock), listening) as server:
-            token = await _token(lock) if _shows_token(out, given["shows_token"]) else None
-            await _tell(out, lock, listening, server, token)
+    async with Interlock.open(out.session.path, resume_approved=True) as app:
+        clear_credentials(app.settings)
+        configure(app.settings.log_format, app.settings.log_level, redact=lambda text: safe_log(app.redactor, text))
+        await _prepare(app, given)
+        app.warm_up()
+        async with serving(Service(app), listening) as server:
+            token = await _token(app) if _shows_token(out, given["shows_token"]) else None
+            await _tell(out, app, listening, server, token)
             warming = asyncio.create_task(_warm(server))
-            watching = asyncio.create_task(_end_if_lost(lock, ended))
+            watching = asyncio.create_task(_end_if_lost(app, ended))
             await ended.wait()
             warming.cancel()
             watching.cancel()
-            if lock.instance.lost:
+            if app.instance.lost:
                 raise Failure("E3801", _LOST)
             await _leave_balancers(server, ended, given["shutdown_delay"])
             _end_sooner_on_the_next(server)
@@ -186,11 +186,11 @@ def _on_signals() -> asyncio.Event:
 _LOST = "this process did not renew its lease in time, and others closed its calls; it ends, to be started again"
 
 
-async def _end_if_lost(lock: Interlock, ended: asyncio.Event) -> None:
+async def _end_if_lost(app: Interlock, ended: asyncio.Event) -> None:
     """End a server that others have taken for dead: it may not write any more, and each of its calls would fail."""
     import asyncio
 
-    while not lock.instance.lost:  # noqa: ASYNC110 - the lease is renewed by a thread
+    while not app.instance.lost:  # noqa: ASYNC110 - the lease is renewed by a thread
         await asyncio.sleep(_LOOKS_S)
     ended.set()
 
@@ -234,18 +234,18 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
 
     token = os.environ.get(TOKEN)
     ended = _on_signals()
-    async with Interlock.open(out.session.path, resume_approved=True) as lock:
-        clear_credentials(lock.settings)
-        configure(lock.settings.log_format, lock.settings.log_level, redact=lambda text: safe_log(lock.redactor, text))
+    async with Interlock.open(out.session.path, resume_approved=True) as app:
+        clear_credentials(app.settings)
+        configure(app.settings.log_format, app.settings.log_level, redact=lambda text: safe_log(app.redactor, text))
         # Stdout is the client's from the first byte, also while modules with tools are loaded.
         with Output(as_json=True, session=out.session).reserved():
-            await _prepare(lock, given)
-        lock.warm_up()
-        service = Service(lock)
+            await _prepare(app, given)
+        app.warm_up()
+        service = Service(app)
         door = open_stdio(service)
         collect_seldom()
         exempt_loaded_modules()
-        watching = asyncio.ensure_future(_end_if_lost(lock, ended))
+        watching = asyncio.ensure_future(_end_if_lost(app, ended))
         serving, asked = asyncio.ensure_future(door.run_stdio(token=token)), asyncio.ensure_future(ended.wait())
         await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
@@ -258,7 +258,7 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
         with contextlib.suppress(asyncio.CancelledError):  # we asked for it
             await serving
         await service.close()
-        if lock.instance.lost:
+        if app.instance.lost:
             raise Failure("E3801", _LOST)
     return 0
 
@@ -269,29 +269,29 @@ _LOOKS_S = 1.0
 _SAID_S = 0.1
 
 
-async def _prepare(lock: Interlock, given: dict[str, Any]) -> None:
+async def _prepare(app: Interlock, given: dict[str, Any]) -> None:
     """Add the tools that were asked for; on an empty data directory, some to try."""
     for target in given["targets"]:
-        for found in await lock.add_from(target):
+        for found in await app.add_from(target):
             if not found.admitted:
                 raise found.verdict.failure(found.tool)
-    if not given["bare"] and not await lock.catalog.addresses():
-        await lock.add_from("interlock.demo_tools")
+    if not given["bare"] and not await app.catalog.addresses():
+        await app.add_from("interlock.demo_tools")
 
 
-async def _token(lock: Interlock) -> str:
+async def _token(app: Interlock) -> str:
     """A token for an agent of the local user, which every tool may be called with and nothing administered."""
     from interlock.call.capability import ToolGrant
     from interlock.cli.identities import named_here
 
-    user = lock.caller.id.removeprefix("local:")
-    agent, person = await named_here(lock, "my-agent", "agent"), await named_here(lock, user, "human")
-    return await lock.tokens.issue(
-        subject=agent.did, user=person.did, scopes=(), tools=[ToolGrant("*")], ttl_s=8 * 3600, by=lock.caller
+    user = app.caller.id.removeprefix("local:")
+    agent, person = await named_here(app, "my-agent", "agent"), await named_here(app, user, "human")
+    return await app.tokens.issue(
+        subject=agent.did, user=person.did, scopes=(), tools=[ToolGrant("*")], ttl_s=8 * 3600, by=app.caller
     )
 
 
-async def _tell(out: Output, lock: Interlock, listening: Listening, server: Server, token: str | None) -> None:
+async def _tell(out: Output, app: Interlock, listening: Listening, server: Server, token: str | None) -> None:
     from interlock.doors.table import addresses
 
     scheme = "https" if listening.secure else "http"
@@ -300,10 +300,10 @@ async def _tell(out: Output, lock: Interlock, listening: Listening, server: Serv
     host = listening.names[0] if listening.names else "127.0.0.1" if everywhere else listening.host
     host = f"[{host}]" if ":" in host else host
     base = listening.public_url or f"{scheme}://{host}:{server.port}"
-    tools = await lock.catalog.addresses()
+    tools = await app.catalog.addresses()
     places = list(addresses(base, host, server.ports))
     document: dict[str, Any] = {"base_url": base, **{one.name: one.url for one in places}}
-    document |= {"tools": len(tools), "home": str(lock.home.path), "token": token}
+    document |= {"tools": len(tools), "home": str(app.home.path), "token": token}
     if listening.loopback:
         reach = ""
     elif everywhere and not listening.names:

@@ -30,7 +30,7 @@ async def _show_at_server(server: Server, out: Output, /, caller: str | None) ->
 @click.option("--caller", metavar="NAME", help="A registered name or an id; you, if left out.")
 @as_holder
 @over_home
-async def show(lock: Interlock, out: Output, /, caller: str | None, token: str | None) -> int:
+async def show(app: Interlock, out: Output, /, caller: str | None, token: str | None) -> int:
     """The tools that a caller is offered, each with the reason. Those of another caller need the scope tools:admin.
 
     \b
@@ -39,8 +39,8 @@ async def show(lock: Interlock, out: Output, /, caller: str | None, token: str |
     """
     from interlock.api.surface_view import SurfaceViews
 
-    views = SurfaceViews(lock, lock.tools)
-    return _answer(out, await views.show(by=await acting(lock, token), who=caller))
+    views = SurfaceViews(app, app.tools)
+    return _answer(out, await views.show(by=await acting(app, token), who=caller))
 
 
 def _answer(out: Output, document: Json) -> int:

@@ -191,11 +191,11 @@ def document(viewer: Viewer, ticket: Ticket) -> Json:
     }
 
 
-async def concerns(lock: Interlock, ticket: Ticket, who: Caller) -> bool:
+async def concerns(app: Interlock, ticket: Ticket, who: Caller) -> bool:
     """Whether a ticket is somebody's affair: they asked for it or may decide on it, and their token covers the call."""
     from interlock.api.approvals import shows
 
-    return await shows(lock, ticket, who)
+    return await shows(app, ticket, who)
 
 
 # Deciding
@@ -208,7 +208,7 @@ def parse_changes(given: Any) -> Json:
     return given  # pyright: ignore[reportUnknownVariableType] - what JSON holds
 
 
-async def decided(lock: Interlock, ticket_id: str, by: Caller, decision: Awaitable[Ticket]) -> Ticket:
+async def decided(app: Interlock, ticket_id: str, by: Caller, decision: Awaitable[Ticket]) -> Ticket:
     """The ticket as decided; a refusal says who can decide instead."""
     from interlock.core.errors import Failure
 
@@ -217,27 +217,27 @@ async def decided(lock: Interlock, ticket_id: str, by: Caller, decision: Awaitab
     except Failure as failure:
         if failure.code != "E3206":
             raise
-        raise await refusal(lock, failure, (await lock.approvals.show(ticket_id)).approvers, by) from None
+        raise await refusal(app, failure, (await app.approvals.show(ticket_id)).approvers, by) from None
 
 
-async def refusal(lock: Interlock, failure: Failure, groups: tuple[str, ...], by: Caller) -> Failure:
+async def refusal(app: Interlock, failure: Failure, groups: tuple[str, ...], by: Caller) -> Failure:
     from interlock.core.errors import Failure
 
-    listed = {group: await _members(lock, group, by) for group in groups}
+    listed = {group: await _members(app, group, by) for group in groups}
     members = "; ".join(f"in {group}: {', '.join(found) or 'nobody yet'}" for group, found in listed.items())
     resolution = failure.resolution
     return Failure(failure.code, f"{failure.in_full} ({members})", details=failure.details, resolution=resolution)
 
 
-async def _members(lock: Interlock, group: str, by: Caller) -> list[str]:
+async def _members(app: Interlock, group: str, by: Caller) -> list[str]:
     """The members of a group: entries of principals.toml, then registered people.
 
     A caller of another tenant is told the names of that tenant only.
     """
-    people = [one for one in await lock.identities.all() if one.kind == "human" and one.state == "active"]
+    people = [one for one in await app.identities.all() if one.kind == "human" and one.state == "active"]
     if by.tenant != "local":
         own = [one.name or one.did for one in people if one.tenant == by.tenant and group in one.groups]
         return [*own, "local operators"]
-    entries = lock.policy.entries
+    entries = app.policy.entries
     listed = [entry.id for entry in entries if group in entry.groups and entry.kind in (None, "human")]
     return [*listed, *(one.name or one.did for one in people if group in one.groups)]

@@ -121,7 +121,7 @@ def _require_one_holder(agent: str | None, person: str | None) -> None:
 @_narrowing
 @over_home
 async def issue(
-    lock: Interlock, out: Output, /, agent: str | None, person: str | None, user: str | None, ttl_s: int, **given: Any
+    app: Interlock, out: Output, /, agent: str | None, person: str | None, user: str | None, ttl_s: int, **given: Any
 ) -> int:
     """Issue a token and print it, and nothing else, on stdout. By default: every tool, no scopes, one hour.
 
@@ -135,7 +135,7 @@ async def issue(
 
     _require_one_holder(agent, person)
     said = {"agent": agent, "person": person, "user": user, "ttl_s": ttl_s, "scopes": given["scopes"]}
-    return _answer_token(out, await Tokens(lock).issue(by=lock.caller, **said, **_narrowed(given)))
+    return _answer_token(out, await Tokens(app).issue(by=app.caller, **said, **_narrowed(given)))
 
 
 def _answer_token(out: Output, picture: Json) -> int:
@@ -197,7 +197,7 @@ async def _delegate_at_server(
 @_narrowing
 @over_home
 async def delegate(
-    lock: Interlock, out: Output, /, parent: str | None, to: str, ttl_s: int | None, key_file: Path | None, **given: Any
+    app: Interlock, out: Output, /, parent: str | None, to: str, ttl_s: int | None, key_file: Path | None, **given: Any
 ) -> int:
     """Delegate a token, narrowed. What is not given stays as it is; nothing can be added.
 
@@ -210,7 +210,7 @@ async def delegate(
     held = _text(parent or "-", "give --token, set INTERLOCK_TOKEN, or send one on stdin")
     private = None if key_file is None else load_private(key_file)
     said = {"to": to, "ttl_s": ttl_s, "scopes": given["scopes"] or None, "private": private}
-    return _answer_token(out, await Tokens(lock).delegate(held, by=lock.caller, **said, **_narrowed(given)))
+    return _answer_token(out, await Tokens(app).delegate(held, by=app.caller, **said, **_narrowed(given)))
 
 
 def _text(given: str, how: str = "give a token, or send one on stdin") -> str:
@@ -234,7 +234,7 @@ async def _inspect_at_server(server: Server, out: Output, /, text: str) -> int:
 @at_server(_inspect_at_server)
 @click.argument("text", metavar="[TOKEN | -]", default="-")
 @looking
-async def inspect(lock: Interlock, out: Output, /, text: str) -> int:
+async def inspect(app: Interlock, out: Output, /, text: str) -> int:
     """Whether a token is valid, and why not; the holder and the grants of each link. Exits 1 if it is not valid.
 
     \b
@@ -243,7 +243,7 @@ async def inspect(lock: Interlock, out: Output, /, text: str) -> int:
     """
     from interlock.api.tokens import Tokens
 
-    return _answer_picture(out, await Tokens(lock).inspect(_text(text), by=lock.caller))
+    return _answer_picture(out, await Tokens(app).inspect(_text(text), by=app.caller))
 
 
 def _answer_picture(out: Output, picture: Json) -> int:
@@ -311,7 +311,7 @@ async def _revoke_at_server(server: Server, out: Output, /, ref: str, reason: st
 @click.option("--reason", required=True, help="Why, for the record.")
 @click.option("--foreign", is_flag=True, help="Revoke an id that was never seen here.")
 @over_home
-async def revoke(lock: Interlock, out: Output, /, ref: str, reason: str, foreign: bool) -> int:
+async def revoke(app: Interlock, out: Output, /, ref: str, reason: str, foreign: bool) -> int:
     """Revoke a token, a link of a chain, an identity or a signing key, and what depends on it. Takes effect at once.
 
     \b
@@ -321,7 +321,7 @@ async def revoke(lock: Interlock, out: Output, /, ref: str, reason: str, foreign
     """
     from interlock.api.tokens import Tokens
 
-    told = await Tokens(lock).revoke(_text(ref), reason=reason, by=lock.caller, foreign=foreign)
+    told = await Tokens(app).revoke(_text(ref), reason=reason, by=app.caller, foreign=foreign)
     return _answer_revoked(out, told)
 
 

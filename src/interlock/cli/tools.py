@@ -82,7 +82,7 @@ async def _pages(server: Server, path: str, **query: Any) -> list[Json]:
 )  # fmt: skip
 @click.option("--strict", is_flag=True, help="The strict form, where a tool's schema has one.")
 @looking
-async def export(lock: Interlock, out: Output, /, names: tuple[str, ...], provider: Any, *, strict: bool) -> int:
+async def export(app: Interlock, out: Output, /, names: tuple[str, ...], provider: Any, *, strict: bool) -> int:
     """Tools as OpenAI, Anthropic or Gemini take them: the `tools` of a request.
 
     POST /v1/tools/calls takes a tool call of the model as it came, makes it, and returns the message for the
@@ -94,8 +94,8 @@ async def export(lock: Interlock, out: Output, /, names: tuple[str, ...], provid
     """
     from interlock.api.service import Service
 
-    providers = Service(lock).providers
-    document, _ = await providers.declarations(provider, lock.caller, strict=strict, names=names, limit=_ALL)
+    providers = Service(app).providers
+    document, _ = await providers.declarations(provider, app.caller, strict=strict, names=names, limit=_ALL)
     return _answer_export(out, document)
 
 
@@ -192,9 +192,7 @@ async def _search_at_server(server: Server, out: Output, /, words: tuple[str, ..
 )
 @as_holder
 @over_home
-async def search(
-    lock: Interlock, out: Output, /, words: tuple[str, ...], limit: int, by: str, token: str | None
-) -> int:
+async def search(app: Interlock, out: Output, /, words: tuple[str, ...], limit: int, by: str, token: str | None) -> int:
     """Find tools by what they do, best first.
 
     Words of names, descriptions and parameters count, and what they mean: "tell a customer" finds a tool that sends
@@ -204,8 +202,8 @@ async def search(
     interlock tools search balance
     interlock tools search "tell a customer that the parcel is late" --limit 5
     """
-    caller = await acting(lock, token)
-    found = await lock.search(" ".join(words), limit=limit, by=by, caller=caller)
+    caller = await acting(app, token)
+    found = await app.search(" ".join(words), limit=limit, by=by, caller=caller)
     return _answer_search(out, [one.document() for one in found], found.facts())
 
 
@@ -263,7 +261,7 @@ def _show_at_rest(reader: Reader, out: Output, /, tool: str, standard: bool) -> 
 @click.argument("tool", metavar="TOOL[@RANGE]", shell_complete=tool_names)
 @click.option("--standard", is_flag=True, help="The objects of the Agent Tool standard instead, as JSON.")
 @looking
-async def show(lock: Interlock, out: Output, /, tool: str, standard: bool) -> int:
+async def show(app: Interlock, out: Output, /, tool: str, standard: bool) -> int:
     """The contract of a version: its input and output, its effects, its time limits and its state.
 
     \b
@@ -274,7 +272,7 @@ async def show(lock: Interlock, out: Output, /, tool: str, standard: bool) -> in
     from interlock.api.tool_listing import any_version, contract_document
 
     name, at, spec = tool.partition("@")
-    version = await any_version(lock.catalog, name, spec if at else None)
+    version = await any_version(app.catalog, name, spec if at else None)
     if standard:
         from interlock.contract.standard.export import declaration, execution_profile, interface, permission_profile
 
@@ -283,11 +281,11 @@ async def show(lock: Interlock, out: Output, /, tool: str, standard: bool) -> in
             "declaration": declaration(contract, version.row.state).document(),
             "execution_profile": execution_profile(contract).document(),
             "permission_profile": permission_profile(contract).document(),
-            "interface": interface(contract, enabled=lock.enabled(version)).document(),
+            "interface": interface(contract, enabled=app.enabled(version)).document(),
         }
         return _answer_objects(out, objects)
-    await lock.measure()
-    return _answer_version(out, contract_document(version, lock.availability(version.row), lock.latencies))
+    await app.measure()
+    return _answer_version(out, contract_document(version, app.availability(version.row), app.latencies))
 
 
 def _answer_objects(out: Output, objects: Json) -> int:
@@ -397,7 +395,7 @@ def _diff_at_rest(reader: Reader, out: Output, /, tool: str, old: str, new: str)
 @click.argument("old")
 @click.argument("new")
 @looking
-async def diff(lock: Interlock, out: Output, /, tool: str, old: str, new: str) -> int:
+async def diff(app: Interlock, out: Output, /, tool: str, old: str, new: str) -> int:
     """The changes for callers between two versions of a tool, and the step up in version that they need.
 
     \b
@@ -406,7 +404,7 @@ async def diff(lock: Interlock, out: Output, /, tool: str, old: str, new: str) -
     from interlock.api.tool_listing import any_version
     from interlock.api.tools import compare_versions
 
-    before, after = [await any_version(lock.catalog, tool, f"={version}") for version in (old, new)]
+    before, after = [await any_version(app.catalog, tool, f"={version}") for version in (old, new)]
     return _answer_diff(out, compare_versions(before, after))
 
 

@@ -64,11 +64,11 @@ def _list_at_rest(reader: Reader, out: Output, /) -> int | None:
 @at_server(_list_at_server)
 @at_rest(_list_at_rest)
 @looking
-async def list_upstreams(lock: Interlock, out: Output, /) -> int:
+async def list_upstreams(app: Interlock, out: Output, /) -> int:
     """Every upstream with its state and its tools; then the breakers of other services that tools name."""
     from interlock.api import upstreams
 
-    return _answer_list(out, await upstreams.list_upstreams(lock))
+    return _answer_list(out, await upstreams.list_upstreams(app))
 
 
 def _answer_list(out: Output, document: Json) -> int:
@@ -119,14 +119,14 @@ def _show_at_rest(reader: Reader, out: Output, /, name: str) -> int | None:
 @at_rest(_show_at_rest)
 @click.argument("name")
 @looking
-async def show(lock: Interlock, out: Output, /, name: str) -> int:
+async def show(app: Interlock, out: Output, /, name: str) -> int:
     """One upstream, its breakers and its tools; for a changed tool, the difference to when it was admitted.
 
     For a service that tools name and that is no upstream (external_service): its breakers.
     """
     from interlock.api.upstreams import show_upstream
 
-    return _answer_show(out, await show_upstream(lock, name))
+    return _answer_show(out, await show_upstream(app, name))
 
 
 def _answer_show(out: Output, document: Json) -> int:
@@ -184,13 +184,13 @@ async def _refresh_at_server(server: Server, out: Output, /, name: str, overlay:
 @click.argument("name")
 @click.option("--overlay", type=_FILE, help="Replace the overlay: your statements about its tools.")
 @over_home
-async def refresh(lock: Interlock, out: Output, /, name: str, overlay: Path | None) -> int:
+async def refresh(app: Interlock, out: Output, /, name: str, overlay: Path | None) -> int:
     """Discover its tools again. Changed ones are kept out until you accept them."""
     from interlock.api.upstreams import Upstreams
 
     said = None if overlay is None else read_overlay(overlay)
-    with trying_out(lock, out, f"asking {name} for its tools, and trying out what is new …"):
-        report = await Upstreams(lock).refresh(name, by=lock.caller, overlay=said)
+    with trying_out(app, out, f"asking {name} for its tools, and trying out what is new …"):
+        report = await Upstreams(app).refresh(name, by=app.caller, overlay=said)
     return answer_report(out, report)
 
 
@@ -218,14 +218,14 @@ async def _accept_at_server(
 )
 @over_home
 async def accept(
-    lock: Interlock, out: Output, /, name: str, tools: tuple[str, ...], reason: str, shown: tuple[str, ...]
+    app: Interlock, out: Output, /, name: str, tools: tuple[str, ...], reason: str, shown: tuple[str, ...]
 ) -> int:
     """Accept changed definitions as new versions; all of them unless you name some."""
     from interlock.api.upstreams import Upstreams
 
-    upstreams = Upstreams(lock)
-    with trying_out(lock, out, f"trying out the tools of {name} …"):
-        report = await upstreams.accept(name, by=lock.caller, tools=tools, reason=reason, shown=_digests(shown))
+    upstreams = Upstreams(app)
+    with trying_out(app, out, f"trying out the tools of {name} …"):
+        report = await upstreams.accept(name, by=app.caller, tools=tools, reason=reason, shown=_digests(shown))
     return answer_report(out, report)
 
 
@@ -245,12 +245,12 @@ async def _probe_at_server(server: Server, out: Output, /, name: str) -> int:
 @at_server(_probe_at_server)
 @click.argument("name")
 @over_home
-async def probe(lock: Interlock, out: Output, /, name: str) -> int:
+async def probe(app: Interlock, out: Output, /, name: str) -> int:
     """Check now whether it answers."""
     from interlock.api.upstreams import Upstreams
 
     with out.working(f"asking {name} whether it answers …"):
-        told = await Upstreams(lock).probe(name, by=lock.caller)
+        told = await Upstreams(app).probe(name, by=app.caller)
     return _answer_probe(out, told)
 
 
@@ -269,11 +269,11 @@ async def _remove_at_server(server: Server, out: Output, /, name: str) -> int:
 @at_server(_remove_at_server)
 @click.argument("name")
 @over_home
-async def remove(lock: Interlock, out: Output, /, name: str) -> int:
+async def remove(app: Interlock, out: Output, /, name: str) -> int:
     """Remove it. Its tools can no longer be called; their calls stay on record."""
     from interlock.api.upstreams import Upstreams
 
-    return _answer_removed(out, await Upstreams(lock).remove(name, by=lock.caller))
+    return _answer_removed(out, await Upstreams(app).remove(name, by=app.caller))
 
 
 def _answer_removed(out: Output, told: Json) -> int:

@@ -41,22 +41,22 @@ def _adding(kind: str) -> Callable[[Callable[..., Json]], Callable[..., None]]:
 
     def wrap(configure: Callable[..., Json]) -> Callable[..., None]:
         @functools.wraps(configure)
-        async def run(lock: Interlock, out: Output, /, **given: Any) -> int:
+        async def run(app: Interlock, out: Output, /, **given: Any) -> int:
             from interlock.api.upstreams import Upstreams
             from interlock.core.errors import Failure
 
             asked = _Asked.of(kind, configure, **given)
-            upstreams = Upstreams(lock, on_machine=True)
-            log = lock.home.path / "logs" / f"{asked.name}.log"
+            upstreams = Upstreams(app, on_machine=True)
+            log = app.home.path / "logs" / f"{asked.name}.log"
             logged = log.stat().st_size if log.exists() else 0
             try:
                 add_it = upstreams.preview if asked.dry_run else upstreams.add
-                with trying_out(lock, out, f"connecting to {asked.name} and trying out its tools …"):
-                    report = await add_it(asked.name, kind, asked.config, by=lock.caller, overlay=asked.overlay)
+                with trying_out(app, out, f"connecting to {asked.name} and trying out its tools …"):
+                    report = await add_it(asked.name, kind, asked.config, by=app.caller, overlay=asked.overlay)
             except Failure as failure:
                 raise explained(failure, last_output(log, logged)) from None
             return answer_report(
-                out, report, dry_run=asked.dry_run, must_leave=await lock.approvals.must_leave(lock.caller)
+                out, report, dry_run=asked.dry_run, must_leave=await app.approvals.must_leave(app.caller)
             )
 
         async def ask(server: Server, out: Output, /, **given: Any) -> int:
@@ -364,9 +364,9 @@ def counts(states: list[str]) -> str:
 
 
 @contextmanager
-def trying_out(lock: Interlock, out: Output, words: str) -> Generator[None]:
+def trying_out(app: Interlock, out: Output, words: str) -> Generator[None]:
     """Show what is done with an upstream while it lasts, and each of its tools that is tried out."""
-    lock.admissions.on_trial = lambda tool, done, total: out.progress(f"trying out {tool}", 100 * done / total)
+    app.admissions.on_trial = lambda tool, done, total: out.progress(f"trying out {tool}", 100 * done / total)
     with out.working(words):
         yield
 

@@ -33,7 +33,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @over_home
 async def import_(
-    lock: Interlock,
+    app: Interlock,
     out: Output,
     /,
     file: Path,
@@ -68,7 +68,7 @@ async def import_(
     more: Json = ({"accept_hints": True} if accept_hints else {}) | ({"allow_private": True} if allow_private else {})
     if dry_run:
         return _answer(out, [plan(one, more) for one in entries], target, dry_run=True)
-    logs = lock.home.path / "logs"
+    logs = app.home.path / "logs"
     sizes = {path.stem: path.stat().st_size for path in logs.glob("*.log")}
 
     def explain(name: str, failure: Failure) -> Failure:
@@ -77,13 +77,13 @@ async def import_(
     def begin(name: str) -> None:
         out.progress(f"connecting to {name} …")
 
-    with trying_out(lock, out, "reading the file …"):
-        told = await import_servers(lock, entries, more=more, explain=explain, begin=begin)
+    with trying_out(app, out, "reading the file …"):
+        told = await import_servers(app, entries, more=more, explain=explain, begin=begin)
     governed = any(one["state"] in ("added", "known") for one in told)
     if governed:
-        command = [*_command(), "--home", str(lock.home.path.absolute()), "serve", "--stdio", "--bare"]
+        command = [*_command(), "--home", str(app.home.path.absolute()), "serve", "--stdio", "--bare"]
         _write(target, found.replaced(command))
-    return _answer(out, told, target if governed else None, must_leave=await lock.approvals.must_leave(lock.caller))
+    return _answer(out, told, target if governed else None, must_leave=await app.approvals.must_leave(app.caller))
 
 
 def _raw(file: Path) -> bytes:

@@ -65,33 +65,33 @@ class Local:
     """The facts of an open data directory, as they were when it was made."""
 
     def __init__(
-        self, lock: Interlock, names: dict[str, str], alone: bool, told: list[str], undelivered: list[Json]
+        self, app: Interlock, names: dict[str, str], alone: bool, told: list[str], undelivered: list[Json]
     ) -> None:
-        self._lock = lock
+        self._app = app
         self._names = names
         self._alone = alone
         self._told = told
         self._undelivered = undelivered
 
     @classmethod
-    async def of(cls, lock: Interlock, ticket: Ticket | None = None) -> Local:
+    async def of(cls, app: Interlock, ticket: Ticket | None = None) -> Local:
         """The facts of an open data directory, with those about the messages of one ticket."""
-        known = {one.did: one for one in await lock.identities.all()}
+        known = {one.did: one for one in await app.identities.all()}
         names = {did: _called({"name": one.name, "tenant": one.tenant}) for did, one in known.items() if one.name}
-        alone = await lock.approvals.is_alone(lock.caller)
-        return cls(lock, names, alone, *([], []) if ticket is None else await _messages(lock, ticket))
+        alone = await app.approvals.is_alone(app.caller)
+        return cls(app, names, alone, *([], []) if ticket is None else await _messages(app, ticket))
 
     def name_of(self, who: str) -> str:
         return self._names.get(who, who)
 
     def now_ms(self) -> int:
-        return self._lock.clock.now_ms()
+        return self._app.clock.now_ms()
 
     def must_leave(self, ticket: Ticket) -> bool:
-        return ticket.requester == self._lock.caller.acting and not self._alone
+        return ticket.requester == self._app.caller.acting and not self._alone
 
     def continues(self) -> bool:
-        return self._lock.home.alive() > 1
+        return self._app.home.alive() > 1
 
     def told(self) -> list[str]:
         return self._told
@@ -141,13 +141,13 @@ class AtRest:
         return self._late
 
 
-async def _messages(lock: Interlock, ticket: Ticket) -> tuple[list[str], list[Json]]:
+async def _messages(app: Interlock, ticket: Ticket) -> tuple[list[str], list[Json]]:
     """The channels by which people were notified of a ticket, and the notifications that did not arrive."""
     from interlock.api.approvals import notified_channels
     from interlock.approvals.notify import undelivered
 
-    late = _late(await undelivered(lock.journal, ticket=ticket.id))
-    return await notified_channels(lock.journal, ticket), late
+    late = _late(await undelivered(app.journal, ticket=ticket.id))
+    return await notified_channels(app.journal, ticket), late
 
 
 def _late(rows: list[Undelivered]) -> list[Json]:

@@ -65,28 +65,28 @@ class LocalDesk:
 
     look_every_s = 0.3
 
-    def __init__(self, lock: Interlock, by: Caller, *, everything: bool) -> None:
-        self._lock = lock
+    def __init__(self, app: Interlock, by: Caller, *, everything: bool) -> None:
+        self._app = app
         self._by = by
         self._everything = everything
 
     async def waiting(self) -> list[Ticket]:
-        found = await self._lock.approvals.list()
-        return [one for one in found if self._everything or await concerns(self._lock, one, self._by)]
+        found = await self._app.approvals.list()
+        return [one for one in found if self._everything or await concerns(self._app, one, self._by)]
 
     async def ticket(self, ticket_id: str) -> Ticket:
-        return await self._lock.approvals.show(ticket_id)
+        return await self._app.approvals.show(ticket_id)
 
     async def viewer(self, ticket: Ticket | None = None) -> Viewer:
-        return await Local.of(self._lock, ticket)
+        return await Local.of(self._app, ticket)
 
     async def approve(self, ticket_id: str, comment: str, edit: Json | None) -> None:
-        lock, by = self._lock, self._by
-        await decided(lock, ticket_id, by, lock.approvals.approve(ticket_id, by=by, comment=comment, edit=edit))
+        app, by = self._app, self._by
+        await decided(app, ticket_id, by, app.approvals.approve(ticket_id, by=by, comment=comment, edit=edit))
 
     async def deny(self, ticket_id: str, comment: str) -> None:
-        lock, by = self._lock, self._by
-        await decided(lock, ticket_id, by, lock.approvals.deny(ticket_id, by=by, comment=comment))
+        app, by = self._app, self._by
+        await decided(app, ticket_id, by, app.approvals.deny(ticket_id, by=by, comment=comment))
 
 
 class ServerDesk:

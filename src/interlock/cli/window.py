@@ -24,7 +24,7 @@ async def _cost_at_server(server: Server, out: Output, /) -> int:
 @at_server(_cost_at_server)
 @as_holder
 @over_home
-async def cost(lock: Interlock, out: Output, /, token: str | None) -> int:
+async def cost(app: Interlock, out: Output, /, token: str | None) -> int:
     """Tokens that tools take in a model's context window: as an index, and with their full schemas.
 
     The setting `counter` says how tokens are counted.
@@ -33,7 +33,7 @@ async def cost(lock: Interlock, out: Output, /, token: str | None) -> int:
     interlock tools cost
     interlock tools cost --json
     """
-    return _answer_cost(out, await lock.token_costs(caller=await acting(lock, token)))
+    return _answer_cost(out, await app.token_costs(caller=await acting(app, token)))
 
 
 def _answer_cost(out: Output, document: Json) -> int:
@@ -63,7 +63,7 @@ async def _affordances_at_server(server: Server, out: Output, /, words: tuple[st
 @click.option("--budget", type=click.IntRange(0, 100_000_000), required=True, help="How many tokens at most.")
 @as_holder
 @over_home
-async def affordances(lock: Interlock, out: Output, /, words: tuple[str, ...], budget: int, token: str | None) -> int:
+async def affordances(app: Interlock, out: Output, /, words: tuple[str, ...], budget: int, token: str | None) -> int:
     """The text that offers tools to a model within a budget: a line for each, and the most useful schemas.
 
     WORDS say what the tools are for. Without them, those that you called most come first.
@@ -72,7 +72,7 @@ async def affordances(lock: Interlock, out: Output, /, words: tuple[str, ...], b
     interlock tools affordances --budget 2000 balance
     interlock tools affordances --budget 500 --json
     """
-    found = await lock.affordances(budget=budget, query=" ".join(words), caller=await acting(lock, token))
+    found = await app.affordances(budget=budget, query=" ".join(words), caller=await acting(app, token))
     return _answer_affordances(out, found.document())
 
 
@@ -99,7 +99,7 @@ async def _schema_at_server(server: Server, out: Output, /, tool: str, pointer: 
 @click.argument("pointer", default="")
 @as_holder
 @over_home
-async def schema(lock: Interlock, out: Output, /, tool: str, pointer: str, token: str | None) -> int:
+async def schema(app: Interlock, out: Output, /, tool: str, pointer: str, token: str | None) -> int:
     """The input schema of a tool, or the part of it at a JSON pointer.
 
     Large schemas are offered to models without their nested parts; `x-detail` says where each one is.
@@ -108,7 +108,7 @@ async def schema(lock: Interlock, out: Output, /, tool: str, pointer: str, token
     interlock tools schema demo.post
     interlock tools schema shop.order /properties/address
     """
-    return _answer_schema(out, await lock.schema_part(tool, pointer, caller=await acting(lock, token)))
+    return _answer_schema(out, await app.schema_part(tool, pointer, caller=await acting(app, token)))
 
 
 def _answer_schema(out: Output, document: Json) -> int:

@@ -117,7 +117,7 @@ class JsonRpcDoor(Route):
         """The answer to what was sent; None where the protocol wants none."""
         trace = sender.trace
         try:
-            sent: Any = await read_document(body, self._service.lock.settings.max_values)
+            sent: Any = await read_document(body, self._service.app.settings.max_values)
         except Failure as failure:
             if failure.details is not None:  # too many values
                 return encode(_failed(None, failure, self._trace_id(trace)))
@@ -177,8 +177,8 @@ class JsonRpcDoor(Route):
             return False
         if not isinstance(given, dict | None):
             return False
-        lock, arguments = self._service.lock, cast("Json", given or {})
-        return await lock.may_overlap(lock.request(tool, arguments, version=version, caller=caller))
+        app, arguments = self._service.app, cast("Json", given or {})
+        return await app.may_overlap(app.request(tool, arguments, version=version, caller=caller))
 
     async def _one(self, sent: Any, sender: _Sender, place: _Place | None = None) -> bytes | None:
         """The answer to one request; None to a notification. `place` is where it stands in a batch."""
@@ -228,7 +228,7 @@ class JsonRpcDoor(Route):
 
     def _trace_id(self, trace: str | None) -> str:
         """The trace id of a failure that happened before there was a call."""
-        return self._service.lock.clock.random_bytes(16).hex() if trace is None else trace[3:35]
+        return self._service.app.clock.random_bytes(16).hex() if trace is None else trace[3:35]
 
     def _method(self, request: Json) -> tuple[str, Json]:
         method: Any = request.get("method")
@@ -298,7 +298,7 @@ class JsonRpcDoor(Route):
             raise _Fault(_PARAMS, "invalid params: `allocation` is a whole number from 0 on")
         if any(one.__class__ is not bool for one in (cheaper, faster, intent)):
             raise _Fault(_PARAMS, "invalid params: `cheaper`, `faster` and `intent` are true or false")
-        made = await self._service.lock.select(
+        made = await self._service.app.select(
             _text(request, "request") or "",
             caller=caller,
             allocation=allocation,
@@ -413,7 +413,7 @@ class JsonRpcDoor(Route):
         tokens: Any = None,
     ) -> Json:  # fmt: skip
         part: Json = {"at": at, "query": query, "start": start, "stop": stop, "tokens": tokens}
-        return await self._service.lock.read_part(_text(ref, "ref") or "", part, caller=caller)
+        return await self._service.app.read_part(_text(ref, "ref") or "", part, caller=caller)
 
     async def _cancel(self, caller: Caller, invocation_id: str, reason: str | None = None) -> Json:
         call_id, why = _text(invocation_id, "invocation_id") or "", _text(reason, "reason")

@@ -88,7 +88,7 @@ class Server:
         self.port = bound.getsockname()[1]
         self._http = _quiet(config)
         connections = self._http.server_state.connections
-        alerts = self._service.lock.gateway.telemetry.alerts
+        alerts = self._service.app.gateway.telemetry.alerts
         alerts.watch("connections", lambda: len(connections) / MAX_CONNECTIONS)
         self._serving = asyncio.create_task(self._http.serve(sockets=[bound]))
         while not self._http.started:
@@ -112,7 +112,7 @@ class Server:
                 # The wide API is loaded last, because nothing else waits for it.
                 self._loading.insert(len(self._loading) if EVERYTHING_ELSE in door.loaded_later else 0, later)
                 routes |= dict.fromkeys(door.loaded_later, later)
-        settings = self._service.lock.settings
+        settings = self._service.app.settings
         return Gate(
             self._listening,
             routes,
@@ -142,7 +142,7 @@ class Server:
         self._service.health.ending = True
         if self._http is not None:
             limits_of(
-                self._http.server_state, MAX_CONNECTIONS, self._service.lock.settings.max_connections_per_peer
+                self._http.server_state, MAX_CONNECTIONS, self._service.app.settings.max_connections_per_peer
             ).ending = True
 
     def hurry(self) -> None:

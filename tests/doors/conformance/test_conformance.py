@@ -82,15 +82,15 @@ async def _listens(port: int) -> bool:
 
 async def agree_in_advance(home: Path) -> None:
     """Agree to the calls that the suites make, as `interlock approvals grant` does."""
-    async with Interlock.open(home, housekeeping=False) as lock:
-        agent = await lock.identities.find("suite")
+    async with Interlock.open(home, housekeeping=False) as app:
+        agent = await app.identities.find("suite")
         assert agent is not None
-        until_ms = lock.clock.now_ms() + 3_600_000
-        for version in await lock.catalog.everything():
+        until_ms = app.clock.now_ms() + 3_600_000
+        for version in await app.catalog.everything():
             schema = version.contract.input.model_facing
             texts = {name: PATTERNS.get(name, "*e*") for name in schema.get("properties", {})}
             for arguments in (texts,) if schema.get("required") else ({}, texts):
-                await lock.standing_approvals.grant(
+                await app.standing_approvals.grant(
                     version.row.address, by=APPROVER, caller=agent.did, arguments=arguments, uses=100,
                     expires_ms=until_ms,
                 )  # fmt: skip

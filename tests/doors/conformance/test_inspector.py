@@ -39,6 +39,6 @@ async def test_the_inspector_lists_governed_tools_and_calls_one(world: World, tm
     ended, result = await inspect(world, tmp_path, token, *call)
     assert ended == 0
     assert result["structuredContent"] == {"result": 3}
-    assert [record["door"] for record in records(world.lock) if record["toolId"] == "demo.add"] == ["mcp"]
+    assert [record["door"] for record in records(world.app) if record["toolId"] == "demo.add"] == ["mcp"]
     refused, _ = await inspect(world, tmp_path, "nonsense", "--method", "tools/list")
     assert refused

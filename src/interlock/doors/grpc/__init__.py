@@ -128,7 +128,7 @@ class GrpcDoor(Door):
         port = self._bind(server)
         await server.start()
         self._server = server
-        per_peer = self._service.lock.settings.max_connections_per_peer
+        per_peer = self._service.app.settings.max_connections_per_peer
         most, busy = self._max_connections, self._servicer.peers
         self._links = Links(port, most=most, most_per_peer=per_peer, busy=busy)
         await self._health.set(NAME, _SERVING)

@@ -120,7 +120,7 @@ class Servicer:
         self._most = most
         self._hurried = False
         self._held = places.Held()
-        self._ears = Ears(service.lock)
+        self._ears = Ears(service.app)
         self._at_work: dict[asyncio.Task[Any], Rpc] = {}
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
@@ -228,7 +228,7 @@ class Servicer:
     def _trace_id(self, rpc: Rpc) -> str:
         """The trace id of a failure that happened before there was a call."""
         found = w3c.read(rpc.said.get("traceparent", ""))
-        return self._service.lock.clock.random_bytes(16).hex() if found is None else found.trace_id
+        return self._service.app.clock.random_bytes(16).hex() if found is None else found.trace_id
 
     # Methods
 
@@ -263,7 +263,7 @@ class Servicer:
         allocation = request.allocation if request.HasField("allocation") else None
         if allocation is not None and allocation < 0:
             raise Failure("E3004", "`allocation` must be 0 or more")
-        made = await self._service.lock.select(
+        made = await self._service.app.select(
             request.request,
             caller=caller,
             allocation=allocation,
@@ -291,7 +291,7 @@ class Servicer:
         self, request: wire.InvokeRequest, caller: Caller, rpc: Rpc, call_id: str | None = None
     ) -> Result:
         trace = w3c.joined(rpc.said.get("traceparent"), rpc.said.get("tracestate"))
-        most = self._service.lock.settings.max_values
+        most = self._service.app.settings.max_values
         ask = await messages.ask(request, timeout_s=rpc.left_s, trace=trace, most_values=most)
         return await self._service.calls.invoke(ask, caller, door=DOOR, call_id=call_id)
 
@@ -314,7 +314,7 @@ class Servicer:
 
     async def part(self, request: wire.PartRequest, caller: Caller, _: Rpc) -> wire.PartResponse:
         part = messages.part(request)
-        return messages.part_read(await self._service.lock.read_part(request.ref, part, caller=caller))
+        return messages.part_read(await self._service.app.read_part(request.ref, part, caller=caller))
 
     async def cancel(self, request: wire.CancelRequest, caller: Caller, _: Rpc) -> wire.CancelResponse:
         reason = request.reason or None
@@ -342,7 +342,7 @@ class Servicer:
         first = _request(await places.first_message(context), self._most)
         if first.WhichOneof("message") != "start":
             raise Failure("E3004", "the first message of a stream must be `start`")
-        clock = self._service.lock.clock
+        clock = self._service.app.clock
         call_id = new_id(clock.now_ms(), clock.random_bytes(8))
         call = asyncio.create_task(self._invoke(first.start, caller, rpc, call_id))
         stream = self._ears.open(call, call_id)
@@ -365,7 +365,7 @@ class Servicer:
             while (message := await _read(context, self._most)) is not None:
                 if message.WhichOneof("message") != "cancel":
                     raise Failure("E3004", "after `start`, a stream takes `cancel` and nothing else")  # noqa: TRY301
-                answer = await self._service.lock.cancel(stream.call_id or stream.first_id)
+                answer = await self._service.app.cancel(stream.call_id or stream.first_id)
                 # The next message is read when this one was answered: a flood of them waits at its sender.
                 await stream.tell(wire.RunEvent(cancel=messages.cancelled(answer)))
         except Failure as failure:
@@ -405,8 +405,8 @@ class Stream:
 class Ears:
     """Hears the gateway's events while there are streams, and hands each to the stream whose call it is about."""
 
-    def __init__(self, lock: Interlock) -> None:
-        self._lock = lock
+    def __init__(self, app: Interlock) -> None:
+        self._app = app
         self._by_task: dict[asyncio.Task[Any], Stream] = {}
         self._by_call: dict[str, Stream] = {}
         self._stop: Callable[[], None] | None = None
@@ -414,7 +414,7 @@ class Ears:
     def open(self, call: asyncio.Task[Result], first_id: str) -> Stream:
         """Begin to hear of the call that a task makes."""
         if self._stop is None:
-            self._stop = self._lock.listen(self._hear)
+            self._stop = self._app.listen(self._hear)
         stream = self._by_task[call] = Stream(call, first_id)
         return stream
 

@@ -109,7 +109,7 @@ class McpDoor(Route):
         self._origins = [f"http://{host}" for host in hosts] if origins is None else list(origins)
         self._base_url = base_url
         self._max_body = max_body
-        self._names = Names(service.lock.journal, service.lock.clock)
+        self._names = Names(service.app.journal, service.app.clock)
         self._listing = Listing(service, self._names)
         self._calling = Calling(service, self._names, self._listing)
 
@@ -177,7 +177,7 @@ class McpDoor(Route):
 
     def metadata(self, base_url: str) -> Json:
         """The protected resource's metadata (RFC 9728), served at METADATA_PATH and at METADATA_PATH + PATH."""
-        issuers = [str(entry["iss"]) for entry in self._service.lock.settings.trusted_issuers if "iss" in entry]
+        issuers = [str(entry["iss"]) for entry in self._service.app.settings.trusted_issuers if "iss" in entry]
         return {
             "resource": (self._base_url or base_url).rstrip("/") + PATH,
             "resource_name": "Interlock",
@@ -202,10 +202,10 @@ class McpDoor(Route):
         A token that is empty is no token: every request of the client is refused (E3203).
         """
         held = os.environ.get("INTERLOCK_TOKEN") if token is None else token
-        lock = self._service.lock
+        app = self._service.app
 
         async def caller() -> Caller:
-            return lock.caller if held is None else await self._service.authenticate(f"Bearer {held}")
+            return app.caller if held is None else await self._service.authenticate(f"Bearer {held}")
 
         async with self._watching():
             try:
@@ -223,10 +223,10 @@ class McpDoor(Route):
 
     @contextlib.asynccontextmanager
     async def _watching(self) -> AsyncGenerator[None]:
-        lock = self._service.lock
+        app = self._service.app
         surfaces_changed = self._sdk.changes.surfaces_changed
-        watch = partial(watch_lists, lock, self.tools_changed, surfaces_changed)
-        task = lock.supervisor.keep("announcing of changed tools", watch)
+        watch = partial(watch_lists, app, self.tools_changed, surfaces_changed)
+        task = app.supervisor.keep("announcing of changed tools", watch)
         try:
             yield
         finally:

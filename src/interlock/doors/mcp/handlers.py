@@ -61,7 +61,7 @@ class Handlers:
         # Asks who the client on stdin is. Not set over HTTP.
         self.stdio_caller: Callable[[], Awaitable[Caller]] | None = None
         # The one session that there is over stdio: requests of a process that is started again are others.
-        self._stdio_session = service.lock.clock.random_bytes(16).hex()
+        self._stdio_session = service.app.clock.random_bytes(16).hex()
 
     def all(self) -> Iterator[tuple[str, type[types.RequestParams], Answer]]:
         """Each method with the type of its parameters and its handler."""
@@ -98,14 +98,14 @@ class Handlers:
 
     def input_schema(self, name: str) -> Mapping[str, Any] | None:
         """The schema that the SDK compares a call's headers with. It asks before the caller is authenticated."""
-        version = self._service.lock.catalog.known(self._names.address(name))
+        version = self._service.app.catalog.known(self._names.address(name))
         return None if version is None else version.contract.input.model_facing
 
     async def look_up(self, name: str | None) -> None:
         """Find the tool that a request names in its headers: `input_schema` cannot wait."""
         if name is not None:
             with contextlib.suppress(Failure):
-                await self._service.lock.catalog.resolve(self._names.address(name))
+                await self._service.app.catalog.resolve(self._names.address(name))
 
     # Calls
 

@@ -185,7 +185,7 @@ class McpRoute(Route):
         self.service = service
         self.calling = calling
         self.max_body = max_body
-        self.max_values = service.lock.settings.max_values
+        self.max_values = service.app.settings.max_values
         self.small = 2 * self.max_values  # bytes of JSON that cannot hold more values than that
         self.refuse = refuse
         self._names = names
@@ -234,7 +234,7 @@ class McpRoute(Route):
             raise _ForSdk
         address = self._names.address(name)
         try:
-            tool = self.service.lock.catalog.at_hand(address, None, caller.capability)
+            tool = self.service.app.catalog.at_hand(address, None, caller.capability)
             if tool is None:
                 tool = await self._looked_up(address, caller)
         except Failure:
@@ -249,10 +249,10 @@ class McpRoute(Route):
 
     def _may_be_task(self, tool: Prepared) -> bool:
         """Whether calls of a tool may take so long that they become tasks, for clients that take them."""
-        return tool.contract.timeout.max_s > self.service.lock.settings.mcp_task_after_s
+        return tool.contract.timeout.max_s > self.service.app.settings.mcp_task_after_s
 
     async def _looked_up(self, address: str, caller: Caller) -> Prepared:
-        version = await self.service.lock.catalog.resolve(address, None, caller.capability)
+        version = await self.service.app.catalog.resolve(address, None, caller.capability)
         if not version.at_hand:
             raise _ForSdk  # its contract has to be compiled first
         return version.prepared
@@ -307,7 +307,7 @@ class McpRoute(Route):
                 elif isinstance(begun, Result):
                     result = begun
                 elif begun.function.waiter is None or await self._ends_soon(begun):
-                    result = await self.service.lock.gateway.finish(begun)
+                    result = await self.service.app.gateway.finish(begun)
                 else:
                     call = self.calling.follow(begun)
                     return await watched(call, partial(self._answer_of, request_id, wanted, call, tool, form))
@@ -337,7 +337,7 @@ class McpRoute(Route):
             try:
                 await function.waiter
             except asyncio.CancelledError:
-                await self.service.lock.gateway.finish(read)  # which puts the cancellation on record
+                await self.service.app.gateway.finish(read)  # which puts the cancellation on record
                 raise
         return function.done
 
@@ -389,7 +389,7 @@ class _Handler:
         self._counted = counted
         self._authorization = authorization
         self._digest = bearer(authorization) or b""
-        self._recall = route.service.lock.tokens.verifier.recall
+        self._recall = route.service.app.tokens.verifier.recall
         self._read = route.recognition.read
         self.max_body = route.max_body
         self._method = None if headers is None else _METHODS[headers[b"mcp-method"]]

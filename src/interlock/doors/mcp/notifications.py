@@ -36,10 +36,10 @@ class Changes:
     """The subscribers to changes of tools, resources and prompts. `caller` identifies the caller of a request."""
 
     def __init__(self, service: Service, caller: Callable[[Context], Awaitable[Caller]]) -> None:
-        self.offers = Offers(service.lock, service.tools, self._list_changed)
+        self.offers = Offers(service.app, service.tools, self._list_changed)
         self._caller = caller
-        self._supervisor = service.lock.supervisor
-        self._audience = Audience(partial(loaded_names, service.lock))
+        self._supervisor = service.app.supervisor
+        self._audience = Audience(partial(loaded_names, service.app))
         self._listen = ListenHandler(self._audience)
         self._watching = Watching(service, self.offers, self._resource_changed)
         self._untold: set[str] = set()

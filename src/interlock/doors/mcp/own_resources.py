@@ -44,9 +44,9 @@ async def read_own(service: Service, uri: str, caller: Caller) -> Json:
         return _json(encode(await service.calls.trace(uri.removeprefix("trace:"), caller)))
     ref, question, query = uri.partition("?")
     if question:
-        part = await service.lock.read_part(ref, _part(query), caller=caller)
+        part = await service.app.read_part(ref, _part(query), caller=caller)
         return _json(await WALKS.run(encode, part))
-    body = await service.lock.read_payload(uri, caller=caller)
+    body = await service.app.read_payload(uri, caller=caller)
     return _file(body) if is_file(uri) else _json(body)
 
 

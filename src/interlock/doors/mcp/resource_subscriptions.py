@@ -82,7 +82,7 @@ class _Watch:
         self._upstream = upstream
         self._own = own
         self._news = asyncio.Event()
-        keep = service.lock.supervisor.keep
+        keep = service.app.supervisor.keep
         self._tasks = [
             keep(f"watching of a resource of {upstream}", self._stay),
             keep(f"telling of changed resources of {upstream}", lambda: self._pass_on(tell)),

@@ -95,9 +95,9 @@ class Sdk:
             self.server,
             security_settings=security,
             max_request_body_size=max_body,
-            session_idle_timeout=service.lock.settings.mcp_session_idle_s,
+            session_idle_timeout=service.app.settings.mcp_session_idle_s,
         )
-        self.sessions = Sessions(self._manager.handle_request, service.lock.settings.max_mcp_sessions)
+        self.sessions = Sessions(self._manager.handle_request, service.app.settings.max_mcp_sessions)
 
     # Running
 
@@ -130,7 +130,7 @@ class Sdk:
 
         self._handlers.stdio_caller = caller
         try:
-            most = self._service.lock.settings.max_values
+            most = self._service.app.settings.max_values
             async with stdio_streams(self._max_body, most, no_trace()) as (reading, writing):
                 with contextlib.redirect_stdout(sys.stderr):
                     await self.server.run(reading, writing, self.server.create_initialization_options())

@@ -155,7 +155,7 @@ class SurfaceTools:
     """Answers calls of them. `describe` is how a tool is listed."""
 
     def __init__(self, service: Service, names: Names, describe: Callable[[Version], Json]) -> None:
-        self._lock = service.lock
+        self._app = service.app
         self._surfaces = service.surfaces
         self._names = names
         self._describe = describe
@@ -221,7 +221,7 @@ class SurfaceTools:
         request: Any = arguments.get("request")
         if not isinstance(request, str) or arguments.keys() != {"request"}:
             raise Failure("E3004", "send `request`, a text", resolution=_AS_LISTED)
-        made = await self._lock.select(request[:_LONGEST_QUERY], caller=caller, selector=selector, door="mcp")
+        made = await self._app.select(request[:_LONGEST_QUERY], caller=caller, selector=selector, door="mcp")
         verdict = made.verdict
         told: Json = {
             "tool": None,
@@ -243,7 +243,7 @@ class SurfaceTools:
         part = asked(**{"tokens": _PART_TOKENS, **{name: one for name, one in arguments.items() if name != "ref"}})
         if part.tokens is None or part.tokens > _MOST_PART_TOKENS:
             raise Failure("E3004", f"`tokens` is a whole number from 1 to {_MOST_PART_TOKENS:,}", resolution=_AS_LISTED)
-        return await self._lock.read_part(ref[:200], part, caller=caller), {}
+        return await self._app.read_part(ref[:200], part, caller=caller), {}
 
 
 _AS_LISTED: Final = "send the arguments that the schema lists"

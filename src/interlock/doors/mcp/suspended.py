@@ -145,7 +145,7 @@ class SuspendedCalls:
 
     def __init__(self, service: Service, calling: Calling) -> None:
         self._calling = calling
-        self._clock = service.lock.clock
+        self._clock = service.app.clock
         self.tasks = Tasks(service, calling)
         self._held: dict[str, tuple[SuspendedCall, asyncio.TimerHandle]] = {}
         self._waiting = Counter[str]()

@@ -86,7 +86,7 @@ class Tasks:
     def __init__(self, service: Service, calling: Calling) -> None:
         self._service = service
         self._calling = calling
-        self.after_s = service.lock.settings.mcp_task_after_s
+        self.after_s = service.app.settings.mcp_task_after_s
         self._running: dict[str, SuspendedCall] = {}
 
     def handlers(self, who: Callable[[Context], Awaitable[Caller]]) -> Iterator[tuple[str, type[TaskParams], Any]]:

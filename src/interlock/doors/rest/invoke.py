@@ -70,14 +70,14 @@ class Invoke(Route):
 
     def trace_id(self, trace: str | None) -> str:
         """The id of the trace a request belongs to: its caller's, or a new one."""
-        return self.service.lock.clock.random_bytes(16).hex() if trace is None else trace[3:35]
+        return self.service.app.clock.random_bytes(16).hex() if trace is None else trace[3:35]
 
     def traced(self, trace_id: str, trace: str | None) -> tuple[tuple[bytes, bytes], ...]:
         """The headers by which a client finds its trace again; the W3C's own for those who began one."""
         named = (b"x-trace-id", trace_id.encode())
         if trace is None:
             return (named,)
-        span = self.service.lock.clock.random_bytes(8).hex()
+        span = self.service.app.clock.random_bytes(8).hex()
         return named, (b"traceresponse", f"00-{trace_id}-{span}-00".encode())
 
 
@@ -94,7 +94,7 @@ class _Handler:
         self._calls = service.calls
         self._recall = service.recall
         self.max_body = route.max_body
-        self._most_values = service.lock.settings.max_values
+        self._most_values = service.app.settings.max_values
         self._authorization = text(head, b"authorization")
         self._digest = bearer(self._authorization) or b""
         self._is_json = b"json" in head.get(b"content-type", b"json")

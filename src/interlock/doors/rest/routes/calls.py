@@ -144,7 +144,7 @@ async def undo_call(invocation_id: Id, body: models.UndoBody, ask: Ask) -> Respo
 @router.get("/payloads/{ref}", **streams("application/json", "the whole result", {}, also=FILE))
 async def read_payload(ref: Id, ask: Ask) -> Response:
     """A result of yours that was too large to be sent with its call, or a file that a call of yours left."""
-    body = await ask.service.lock.read_payload(ref, caller=ask.caller)
+    body = await ask.service.app.read_payload(ref, caller=ask.caller)
     if is_file(ref):
         # INVARIANT: what a tool wrote is never taken for a page of ours.
         return Response(body, media_type=FILE, headers=_APART)

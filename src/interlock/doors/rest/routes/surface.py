@@ -32,7 +32,7 @@ async def load_tools(body: models.LoadBody, ask: Ask) -> Response:
 @router.post("/tools/select", tags=["tools"], **says(models.Selected))
 async def select_tool(body: models.SelectBody, ask: Ask) -> Response:
     """Choose a tool for a request among those that you can see, and say how. No call is made; it is on record."""
-    made = await ask.service.lock.select(
+    made = await ask.service.app.select(
         body.request,
         caller=ask.caller,
         allocation=body.allocation,

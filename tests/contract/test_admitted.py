@@ -20,7 +20,7 @@ from interlock.data.schema import Json
 from tests.support.manifests import COMPLETE
 
 # Properties of a manifest, beside its fields.
-DERIVED = ("address", "told", "tier", "runs_as", "executor", "reports_progress", "model_fields_set")
+DERIVED = ("address", "full_description", "tier", "runs_as", "executor", "reports_progress", "model_fields_set")
 PARTS = ("id", "version", "auth", "timeout", "idempotency", "observability", "address", "ref", "runs_here", "delivers")
 STATED: list[Json] = [
     {name: value for name, value in COMPLETE.items() if value is not None},

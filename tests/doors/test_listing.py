@@ -157,7 +157,7 @@ async def test_a_first_page_holds_no_more_than_its_limit_however_many_calls_run(
     running = "SELECT COUNT(*) FROM reservation WHERE state = 'executing'"
     await until(lambda: app.journal.reader.all(running) == [(30,)])
     looked: list[str] = []
-    real = listing._told  # pyright: ignore[reportPrivateUsage]
+    real = listing._records_of  # pyright: ignore[reportPrivateUsage]
 
     def noted(connection: Any, call: str) -> list[Json]:
         looked.append(call)

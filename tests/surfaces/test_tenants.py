@@ -112,7 +112,7 @@ class Tenants(RuleBasedStateMachine):
 
     async def _search(self, tenant: str, door: str, query: str) -> Any:
         caller = await self.service.surfaces.attach(self.callers[tenant], door)
-        found, loaded, deferred = await self.service.surfaces.found(query, caller, door, 10, "both")
+        found, loaded, deferred = await self.service.surfaces.search_at(query, caller, door, 10, "both")
         return [one.document() for one in (*found, *loaded)], deferred, found.facts()
 
     @rule(tenant=tenants, name=asked_for)

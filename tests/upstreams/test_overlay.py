@@ -267,12 +267,12 @@ def test_a_long_description_is_told_whole_and_one_beyond_all_measure_is_cut_and_
     done = imported(defined(description=long))
     assert len(manifest_of(done).description) <= 2000
     assert manifest_of(done).description.endswith("word …")
-    assert manifest_of(done).told == long
+    assert manifest_of(done).full_description == long
     assert not any("description of at most" in one for one in done.needs)
     endless = imported(defined(description="word " * 20_000))
-    assert len(manifest_of(endless).told) == 50_000
+    assert len(manifest_of(endless).full_description) == 50_000
     assert "50,000 characters" in endless.needs[0]
-    assert manifest_of(imported(defined(description="Ping"))).told == "Ping"
+    assert manifest_of(imported(defined(description="Ping"))).full_description == "Ping"
 
 
 @pytest.mark.parametrize(

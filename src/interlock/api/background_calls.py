@@ -120,10 +120,10 @@ class BackgroundCalls:
 
     def discard(self, call_id: str) -> None:
         """Let go of the value of a kept result; the rest of it stays."""
-        kept = self._results.get(call_id)
-        if kept is not None and kept[1].ok:
+        stored = self._results.get(call_id)
+        if stored is not None and stored[1].ok:
             gone = Persistence(decision="link", ref=f"payload:{call_id}", reason="discarded by its caller")
-            self._results[call_id] = kept[0], replace(kept[1], value=None, persistence=gone)
+            self._results[call_id] = stored[0], replace(stored[1], value=None, persistence=gone)
 
     async def close(self, within_s: float) -> None:
         """Let the calls end; after the given time they are cut off, which is on record."""

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from interlock.gateway.persistence.payloads import PayloadStore
 
 
-def evidence(told: Sequence[Json]) -> Json:
+def evidence(records: Sequence[Json]) -> Json:
     """The invocation and the permission decisions that the records of a call tell of."""
-    return {"invocation": invocation_of(told), "permission_decisions": decisions_of(told)}
+    return {"invocation": invocation_of(records), "permission_decisions": decisions_of(records)}
 
 
 async def persistence_of(facts: Json, payloads: PayloadStore) -> Json | None:
@@ -46,7 +46,7 @@ def span_on_record(call_id: str, trace_id: str, facts: Json) -> Json:
     latency_ms = float(facts.get("latencyMs") or 0.0)
     began = datetime.fromisoformat(facts["timestamp"]) - timedelta(milliseconds=latency_ms)
     states: list[str] = facts.get("states") or [""]
-    told: Json = {
+    attributes: Json = {
         "tool.id": facts.get("toolId"), "tool.version": facts.get("version"), "tool.invocation_id": call_id,
         "tool.status": states[-1], "tool.latency_ms": latency_ms, "tool.source": facts.get("source"),
         "tool.door": facts.get("door"), "tool.mutation_class": facts.get("mutationClass"),
@@ -56,7 +56,7 @@ def span_on_record(call_id: str, trace_id: str, facts: Json) -> Json:
         "name": "tool.invoke", "trace_id": trace_hex(trace_id), "span_id": "", "parent_span_id": None,
         "start": iso(int(began.timestamp() * 1000)), "duration_ms": latency_ms,
         "status": facts.get("errorCode") or "OK",
-        "attributes": {name: value for name, value in told.items() if value is not None}, "events": [],
+        "attributes": {name: value for name, value in attributes.items() if value is not None}, "events": [],
     }  # fmt: skip
 
 
@@ -70,8 +70,8 @@ def _redacted(find: Callable[[], Inputs], redact: SchemaRedactor) -> Json:
         {**one, "value": REDACTED} if "value" in one and _lies_in(one["pointer"], private) else one
         for one in found.changes
     ]
-    told: Json = {name: seen[name].value if name in seen else None for name in four}
-    return {**told, "input_changes": changes, "withheld": found.withheld or None}
+    inputs: Json = {name: seen[name].value if name in seen else None for name in four}
+    return {**inputs, "input_changes": changes, "withheld": found.withheld or None}
 
 
 def _lies_in(pointer: str, private: Collection[str]) -> bool:

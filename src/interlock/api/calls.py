@@ -56,11 +56,11 @@ class Ask:
     identity: str | None = None
 
 
-def native_id(said: object) -> int | str:
+def native_id(stated: object) -> int | str:
     """An id of the caller's making as it may be kept: one that is too long for that by its digest."""
-    if type(said) is int and -(2**63) <= said < 2**63:
-        return said
-    text = str(said)
+    if type(stated) is int and -(2**63) <= stated < 2**63:
+        return stated
+    text = str(stated)
     if len(text) <= LONGEST_ID:
         return text
     return f"sha256:{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"
@@ -152,22 +152,22 @@ class Calls:
         """
         if await self.background.runs_for(call_id, caller):
             return {"invocation_id": call_id, "status": "running"}
-        kept = await self.result(call_id, caller)
-        told = await self._parts.ownership.history(call_id)
-        if kept is not None:
-            result = kept.document()
+        outcome = await self.result(call_id, caller)
+        history = await self._parts.ownership.history(call_id)
+        if outcome is not None:
+            result = outcome.document()
             return {
-                "invocation_id": call_id, "status": kept.state, "result": result, **evidence(told),
+                "invocation_id": call_id, "status": outcome.state, "result": result, **evidence(history),
             }  # fmt: skip
-        facts = facts_in(told)
+        facts = facts_in(history)
         mine = await self._parts.ownership.has(caller, facts)
         audited = "audit:read" in caller.scopes and caller.tenant in ("local", facts.get("tenant"))
-        if not told or not (mine or (audited and not own)):
+        if not history or not (mine or (audited and not own)):
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")
         if not mine:
             self._records.note_reading(call_id, caller)
         states: list[str] = facts.get("states") or []
-        closed = any(record.get("kind") == "closed" for record in told)
+        closed = any(record.get("kind") == "closed" for record in history)
         return {
             "invocation_id": call_id,
             "status": states[-1]
@@ -186,7 +186,7 @@ class Calls:
             "artifacts": facts.get("artifacts", []),
             "handoffs": facts.get("handoffs", []),
             "persistence": await persistence_of(facts, self._parts.gateway.storage.payloads),
-            **evidence(told),
+            **evidence(history),
         }
 
     async def find(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:

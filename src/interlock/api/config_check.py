@@ -34,9 +34,9 @@ def mistyped_variables() -> list[tuple[str, str]]:
     known = Settings.model_fields
     found: list[tuple[str, str]] = []
     for name in sorted(name for name in os.environ if name.startswith("INTERLOCK_")):
-        said = name.removeprefix("INTERLOCK_").lower()
+        stated = name.removeprefix("INTERLOCK_").lower()
         # Other variables are called so as well; what is as near as this is a slip of the pen.
-        meant = None if said in known else nearest(said, known, alike=0.8)
+        meant = None if stated in known else nearest(stated, known, alike=0.8)
         if meant is not None:
             found.append((name, variable(meant)))
     return found

@@ -19,8 +19,8 @@ _open: list[str] = []
 def keep_in(home: Path) -> Callable[[], None]:
     """Put the ledger of the demo tools into a data directory. Returns a function that ends that."""
     place = str(home.absolute() / "demo-ledger.jsonl")
-    told = os.environ.get(PLACE)
-    if told is not None and told not in _open:
+    place_given = os.environ.get(PLACE)
+    if place_given is not None and place_given not in _open:
         return lambda: None
     _open.append(place)
     os.environ[PLACE] = _open[0]
@@ -30,8 +30,8 @@ def keep_in(home: Path) -> Callable[[], None]:
 def _leave(place: str) -> None:
     if place in _open:
         _open.remove(place)
-    told = os.environ.get(PLACE)
-    if told == place and _open:
+    place_given = os.environ.get(PLACE)
+    if place_given == place and _open:
         os.environ[PLACE] = _open[0]
-    elif told == place:
+    elif place_given == place:
         del os.environ[PLACE]

@@ -79,16 +79,16 @@ class DraftSession:
         A file that cannot be loaded to its end leaves the drafts as they were.
         """
         survey = self._source.load()
-        told = [_refused(one) for one in survey.refused]
+        drafts = [_refused(one) for one in survey.refused]
         if survey.broken is not None:
-            return [*told, _refused(survey.broken)]
+            return [*drafts, _refused(survey.broken)]
         ready: list[tuple[Tool[..., Any], Tool[..., Any]]] = []
         names: set[str] = set()
         for tool in survey.tools:
             try:
                 ready.append((tool, _provisional(tool, names)))
             except Failure as failure:
-                told.append(Draft(_name(tool), *place_of(tool.function), faults=(failure.message,)))
+                drafts.append(Draft(_name(tool), *place_of(tool.function), faults=(failure.message,)))
         held: list[Tool[..., Any]] = []
         for tool, draft in ready:
             verdict, trial = await self._judge(draft)
@@ -97,9 +97,9 @@ class DraftSession:
             name = _name(held[-1] if verdict.admitted else tool)
             faults = tuple(f"{which}: {fault}" for which, found in verdict.refused.items() for fault in found)
             notes = (*verdict.warnings, *await self._before_publishing(tool))
-            told.append(Draft(name, *place_of(tool.function), faults=faults, notes=notes, trial=trial))
+            drafts.append(Draft(name, *place_of(tool.function), faults=faults, notes=notes, trial=trial))
         self._drafts.hold(held)
-        return sorted(told, key=lambda one: one.line)
+        return sorted(drafts, key=lambda one: one.line)
 
     async def _judge(self, draft: Tool[..., Any]) -> tuple[Verdict, Trial | None]:
         """Judge a draft as admission judges a version, contract tests included."""

@@ -47,10 +47,10 @@ def _tasks(path: Path) -> list[Task]:
 
 def _task(path: Path, number: int, line: bytes) -> Task:
     try:
-        told: Any = orjson.loads(line)
-        groups: Any = told.get("groups") or [[one] for one in told["relevant"]]
+        document: Any = orjson.loads(line)
+        groups: Any = document.get("groups") or [[one] for one in document["relevant"]]
         needed = [frozenset(map(str, group)) for group in cast("list[list[Any]]", groups)]
-        text = told["query"]
+        text = document["query"]
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
         text, needed = None, []
     if not isinstance(text, str) or not text.strip() or not needed:

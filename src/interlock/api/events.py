@@ -47,12 +47,12 @@ class Events:
         try:
             yield None, {"event_class": "tool.events.began", "classes": sorted({one.group for one in KINDS.values()})}
             number = 0
-            while (told := await reader.waiting.get()) is not None:
+            while (document := await reader.waiting.get()) is not None:
                 if reader.missed:
                     yield None, {"event_class": "tool.events.missed", "missed": reader.missed}
                     reader.missed = 0
                 number += 1
-                yield number, told
+                yield number, document
         finally:
             deaf()
             self._readers.discard(reader)
@@ -72,13 +72,13 @@ class _Reader:
         if self.waiting.qsize() >= KEPT:
             self.missed += 1
             return
-        told = event.document()
+        document = event.document()
         # INVARIANT: results are their callers'. Who reads events learns that there are some, as from the journal.
         if event.type in _PARTS:
-            told["data"] = {name: value for name, value in event.data.items() if name != "value"}
+            document["data"] = {name: value for name, value in event.data.items() if name != "value"}
         if (known := KINDS.get(event.type)) is not None:
-            told["group"] = known.group
-        self.waiting.put_nowait(told)
+            document["group"] = known.group
+        self.waiting.put_nowait(document)
 
     def end(self) -> None:
         if not self.waiting.full():

@@ -44,8 +44,8 @@ class Refusals:
         if not counted:
             return
         self._timer = asyncio.get_running_loop().call_later(self._tell_every_s, self._tell)
-        said = ", ".join(f"{count} × {code}" for code, count in sorted(counted.items()))
-        self._telemetry.alerts.fire("IDENTITY_REFUSED", facts={"reason": said, "refused": dict(counted)})
+        summary = ", ".join(f"{count} × {code}" for code, count in sorted(counted.items()))
+        self._telemetry.alerts.fire("IDENTITY_REFUSED", facts={"reason": summary, "refused": dict(counted)})
 
     def close(self) -> None:
         """Tell of those that are left."""

@@ -106,8 +106,8 @@ class Learning:
         former = await DEFINITIONS.run(_read, self._path(name, "former")) or await self.router(name)
         before = None if former is None else await DEFINITIONS.run(_measured, former, found, current)
         replaced = before is None or measured.first >= before.first
-        kept = measured if replaced or before is None else before
-        in_use = kept.first > searched.first
+        better = measured if replaced or before is None else before
+        in_use = better.first > searched.first
         await DEFINITIONS.run(self._save, name, made if replaced else former, in_use)
         why = "it is right more often than the search" if in_use else "the search is right as often, so it is used"
         if not replaced:
@@ -160,11 +160,11 @@ class Learning:
 
 
 def _measured(
-    router: Router, found: Sequence[tuple[str, str, Mapping[str, float]]], current: frozenset[str]
+    router: Router, followed: Sequence[tuple[str, str, Mapping[str, float]]], current: frozenset[str]
 ) -> Figures:
     from interlock.selection.router import figures
 
-    return figures([(router.best(text, scores, current, _RANKED), right) for text, right, scores in found])
+    return figures([(router.best(text, scores, current, _RANKED), right) for text, right, scores in followed])
 
 
 def _read(path: Path) -> Router | None:

@@ -173,12 +173,12 @@ def _seen_by(by: Caller) -> _Seen:
     return _Seen(by.tenant, by.id)
 
 
-_Found = tuple[Json, Json]
+_Line = tuple[Json, Json]
 
 
 def _page(
     wanted: Wanted, seen: _Seen, before: int | None, limit: int, reader: Reader
-) -> tuple[list[_Found], int | None]:
+) -> tuple[list[_Line], int | None]:
     if wanted.caller is not None:
         named = identities.search(reader, wanted.caller, seen.tenant or "local")
         wanted = replace(wanted, caller=named[0].did) if named else wanted
@@ -213,7 +213,7 @@ def _live(wanted: Wanted, seen: _Seen, before: int | None, limit: int, reader: R
     begun = calls.live(reader, _ALL if before is None else before, LIVE_LOOKED_THROUGH)
     rows: list[_Row] = []
     for call, state, at_ms, seq in begun:
-        facts = facts_in(_told(reader, call))
+        facts = facts_in(_records_of(reader, call))
         at = iso(at_ms) if at_ms is not None else facts.get("timestamp", "")
         line = _line(call, at, facts, _STATES[state])
         if wanted.fits(line) and _is_seen(seen, facts):
@@ -234,13 +234,13 @@ def _ended(
     found: list[_Row] = []
     for seq, call, body in rows:
         record: Json = orjson.loads(body)
-        told = _told(reader, call)
+        records = _records_of(reader, call)
         state = (record.get("states") or ["closed"])[-1]
         if record.get("outcome") == "unknown":
-            state = "settled" if any(one.get("kind") in ("settled", "late") for one in told) else "unknown"
+            state = "settled" if any(one.get("kind") in ("settled", "late") for one in records) else "unknown"
         line = _line(call, record["timestamp"], record, state)
         if wanted.fits(line):
-            found.append((seq, line, facts_in(told)))
+            found.append((seq, line, facts_in(records)))
     if len(rows) == limit:
         return found, rows[-1].place
     return found, least if least > first else None
@@ -281,7 +281,7 @@ def _first_from(reader: Reader, at: str, first: int, last: int) -> int:
     return low
 
 
-def _told(reader: Reader, call: str) -> list[Json]:
+def _records_of(reader: Reader, call: str) -> list[Json]:
     return [orjson.loads(body) for body in ledger.of_call(reader, call)]
 
 

@@ -74,7 +74,7 @@ class ModelWindow:
         self._caller = caller
         self._criticality: Criticality | float = criticality
         self._summarise = summarise
-        self._kept: dict[str, Any] = {}
+        self._retained: dict[str, Any] = {}
         self.account = window
         self.memory = memory
         self.observations: list[Json] = []
@@ -145,9 +145,9 @@ class ModelWindow:
     async def read(self, handle: str, part: Part) -> Json:
         """A part of a result that a pointer stands for; E3702 if the caller has none by that handle."""
         if handle.startswith("call:"):
-            if handle not in self._kept:
+            if handle not in self._retained:
                 raise Failure("E3702", f"no result `{handle}`", resolution="make the call again")
-            return await WALKS.run(read_part, self._kept[handle], part, self._count)
+            return await WALKS.run(read_part, self._retained[handle], part, self._count)
         return await self._app.read_part(handle, part, caller=self._caller)
 
     async def _place(
@@ -165,9 +165,9 @@ class ModelWindow:
         """The block shown for a result that has no room: its structure, its size, and a handle to read parts of it."""
         handle = result.persistence.ref or f"call:{result.invocation_id}"
         if result.persistence.ref is None:
-            self._kept[handle] = result.value
-            while len(self._kept) > _MOST_KEPT:
-                del self._kept[next(iter(self._kept))]
+            self._retained[handle] = result.value
+            while len(self._retained) > _MOST_KEPT:
+                del self._retained[next(iter(self._retained))]
         return await WALKS.run(pointer_to, result, handle, self._count)
 
     async def _summary(self, result: Result) -> str | None:
@@ -214,8 +214,8 @@ def views_of(
 
 def pointer_to(result: Result, handle: str, count: Counter) -> View:
     """The block in place of a result that has no room: its structure, its size, and the handle to read parts of it."""
-    told = {"handle": handle, "holds": outline(result.value), "tokens": count(plain(result.value))}
-    block = block_of(result, plain(told))
+    document = {"handle": handle, "holds": outline(result.value), "tokens": count(plain(result.value))}
+    block = block_of(result, plain(document))
     return View("pointer", block, count(block))
 
 

@@ -41,20 +41,20 @@ class Narrowing:
     async def by_intent(self, visible: Mapping[str, Version], intent: Intent | None, stages: list[Stage]) -> list[str]:
         """The tools that can give the help which a request needs. If there are none, the verdict does not count."""
         every = list(visible)
-        kept, why = every, "not asked for"
+        narrowed, why = every, "not asked for"
         if intent is not None:
             why = f"no verdict: {intent.confidence:.2f} is not clear enough"
         if intent is not None and intent.kind is not None:
             why = f"{intent.kind}, {intent.confidence:.2f}"
             if intent.kind == "none":
-                kept = []
+                narrowed = []
             else:
                 kinds = await DEFINITIONS.run(self._kinds_of, visible)
-                kept = [tool for tool in every if intent.allows(kinds[tool])]
-                if not kept:
-                    kept, why = every, f"{why}: no tool gives that help, so all stay"
-        stages.append(Stage("intent", len(every), _addresses(visible, kept), why))
-        return kept
+                narrowed = [tool for tool in every if intent.allows(kinds[tool])]
+                if not narrowed:
+                    narrowed, why = every, f"{why}: no tool gives that help, so all stay"
+        stages.append(Stage("intent", len(every), _addresses(visible, narrowed), why))
+        return narrowed
 
     def _kinds_of(self, visible: Mapping[str, Version]) -> Mapping[str, frozenset[Kind]]:
         from interlock.selection.kinds import kinds_of
@@ -83,11 +83,11 @@ class Narrowing:
         among = None if len(narrowed) == len(visible) else frozenset(narrowed)
         chosen = await WALKS.run(hierarchy.choose, request, CHOSEN, among)
         inside = {tool for one in chosen for tool in one.tools}
-        kept = [tool for tool in narrowed if tool in inside]
+        inside_tools = [tool for tool in narrowed if tool in inside]
         why = f"{len(chosen)} of {len(hierarchy.categories)} categories: {'; '.join(one.name for one in chosen)}"
         names = [one.name for one in chosen]
-        stages.append(Stage("hierarchy", len(narrowed), _addresses(visible, kept), why, {"categories": names}))
-        return kept, hierarchy
+        stages.append(Stage("hierarchy", len(narrowed), _addresses(visible, inside_tools), why, {"categories": names}))
+        return inside_tools, hierarchy
 
     async def _hierarchy(self, visible: Mapping[str, Version]) -> Hierarchy:
         key = frozenset(visible)

@@ -108,18 +108,18 @@ class Opening(Generic[T]):
         return self.start().__await__()
 
 
-def _hook(said: HookSetting, home: Home) -> Hook:
+def _hook(setting: HookSetting, home: Home) -> Hook:
     from interlock.registry.source import function  # loaded where there is a hook: it loads declarations
 
     try:
-        run = function(said.run, home.path)
+        run = function(setting.run, home.path)
     except Failure as failure:
         raise Failure(
             failure.code,
-            f"hook `{said.id}` of settings.toml: {failure.message}",
+            f"hook `{setting.id}` of settings.toml: {failure.message}",
             resolution="correct its `run`, or take the hook out of the settings; nothing runs without it until then",
         ) from failure
-    return Hook(id=said.id, when=said.when, run=run, tools=said.tools, timeout_s=said.timeout_s)
+    return Hook(id=setting.id, when=setting.when, run=run, tools=setting.tools, timeout_s=setting.timeout_s)
 
 
 async def _prepare_keys(parts: Parts) -> None:

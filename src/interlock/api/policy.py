@@ -77,12 +77,12 @@ class Policy:
             raise Failure("E3410", "the policy was changed meanwhile; read it again")
         faults = await faults_of(self._parts, text)
         if any(fault.grave for fault in faults):
-            told = "; ".join(f"line {fault.line}: {fault.message}" for fault in faults if fault.grave)
+            report = "; ".join(f"line {fault.line}: {fault.message}" for fault in faults if fault.grave)
             details = {"faults": [fault_document(fault) for fault in faults]}
-            raise Failure("E3004", f"the policy cannot be used: {told}", details=details)
+            raise Failure("E3004", f"the policy cannot be used: {report}", details=details)
         parts = self._parts
         diff = difflib.unified_diff(before.splitlines(), text.splitlines(), "in force", "new", lineterm="")
-        told = {
+        report = {
             "applied": True,
             "changed": before != text,
             "previous_kept": replaces,
@@ -91,7 +91,7 @@ class Policy:
         }
         if shared is not None:  # for all machines, as a version of the configuration that they share
             await SharedConfiguration(parts).push({POLICY: text}, by=by, instead_of=shared.version)
-            return told
+            return report
         ref = new_id(parts.clock.now_ms(), parts.clock.random_bytes(8))
 
         def unit(transaction: Transaction) -> None:
@@ -107,7 +107,7 @@ class Policy:
             keep(path.with_name(f"{path.name}.previous"), before.encode())
         keep(path, text.encode())
         parts.messages.policy_changed(None)
-        return told
+        return report
 
     async def forget(self, subjects: Sequence[str] | None, *, by: Caller) -> Json:
         """Let every process on the store drop its cached decisions about some subjects; None for everybody.
@@ -296,9 +296,9 @@ def _fitting(contract: Contract, arguments: Json) -> Json:
 
     schema = Schema(contract.input.caller_facing)
     given = coerce(schema, arguments).value
-    said = {pointer([name]) for name in arguments}
+    pointers = {pointer([name]) for name in arguments}
     wrong = input_faults(schema, given)
-    at_fault = [one for one in wrong if not one.pointer or f"/{one.pointer.split('/')[1]}" in said]
+    at_fault = [one for one in wrong if not one.pointer or f"/{one.pointer.split('/')[1]}" in pointers]
     if at_fault:
         listing = "; ".join(f"{one.pointer.lstrip('/') or 'input'}: {one.message}" for one in at_fault[:10])
         details = {"faults": [one.document() for one in at_fault], "tool": contract.ref}

@@ -137,7 +137,7 @@ class Providers:
                 if failure.code != "E3101":
                     raise
         own = await self.names()
-        address = next((address for address, kept in own.items() if kept == name), None)
+        address = next((address for address, stored in own.items() if stored == name), None)
         if address is not None:
             return await self._tools.find(address, None, caller)
         visible = {one.row.address: one for one in await self._tools.visible(caller)}

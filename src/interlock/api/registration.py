@@ -130,9 +130,9 @@ class Registration:
         """Announce the end of one version, or with `amend` correct what was announced."""
         require_here(by, "tools:admin", "retiring a version")
         address = await self._parts.catalog.address(tool)
-        said: Json = {"successor": successor, "migration_guide": guide, "anyway": anyway}
-        said |= {} if days is None else {"grace_days": days}
-        unit = (retirement.amend if amend else retirement.deprecate)(address, version, by=by.acting, **said)
+        stated: Json = {"successor": successor, "migration_guide": guide, "anyway": anyway}
+        stated |= {} if days is None else {"grace_days": days}
+        unit = (retirement.amend if amend else retirement.deprecate)(address, version, by=by.acting, **stated)
         notice = await self._parts.journal.commit(unit)
         await self._parts.catalog.look()
         return {"tool_id": address, "version": version, "state": "deprecated", "deprecation": notice.document()}
@@ -185,6 +185,6 @@ def _complete(document: Any) -> Manifest:
     if manifest.execution is None:
         gaps.append({"pointer": "/execution", "message": "name what to run: {target: module:function}, or a program"})
     if gaps:
-        told = "; ".join(f"{gap['pointer'] or '/'} {gap['message']}" for gap in gaps)
-        raise Failure("E3105", f"{manifest.address} was refused: {told}", details={"faults": gaps})
+        message = "; ".join(f"{gap['pointer'] or '/'} {gap['message']}" for gap in gaps)
+        raise Failure("E3105", f"{manifest.address} was refused: {message}", details={"faults": gaps})
     return manifest

@@ -49,11 +49,11 @@ async def scratch_home(open_home: Open, parts: Parts) -> AsyncGenerator[Parts]:
         home = Home(directory)
         home.prepare()
         home.policy.write_text(_OPEN_POLICY)
-        said = parts.settings.model_dump(include={"strict_redaction", "redact_names", "no_pattern_redaction"})
-        said |= {"breakers": [{"per": "tool"}], "housekeeping": False, "otlp_endpoint": "", "hooks": ()}
+        settings = parts.settings.model_dump(include={"strict_redaction", "redact_names", "no_pattern_redaction"})
+        settings |= {"breakers": [{"per": "tool"}], "housekeeping": False, "otlp_endpoint": "", "hooks": ()}
         # A file and a policy of its own, wherever those are that the tools are for.
-        said |= {"store": "", "shared_config": False}
-        async with open_home(directory, **said) as scratch:
+        settings |= {"store": "", "shared_config": False}
+        async with open_home(directory, **settings) as scratch:
             scratch.authority.lend_from(parts.authority.lent_from)
             scratch.connect_through(_Connections(parts.connect))
             yield scratch

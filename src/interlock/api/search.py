@@ -37,7 +37,7 @@ Outcome = Literal["found", "no_match", "pending"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTool:
     """A tool that was found. The score is between 0 and 1 and comparable within one search."""
 
     version: Version
@@ -54,16 +54,16 @@ class Found:
         }
 
 
-class Answer(list[Found]):
+class Answer(list[FoundTool]):
     """The tools that were found, best first; what counted in the search, and why meaning did not if it should have.
 
     `pending` names upstreams of the caller's that may offer more: each is being looked at, or does not answer.
     """
 
     def __init__(
-        self, found: Iterable[Found], by: By, note: str | None = None, pending: Mapping[str, str] | None = None
+        self, hits: Iterable[FoundTool], by: By, note: str | None = None, pending: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(found)
+        super().__init__(hits)
         self.by: By = by
         self.note = note
         self.pending = dict(pending or {})
@@ -125,11 +125,11 @@ class Search:
         asked, note = await self._asked(query, caller, apps)
         if note is not None and by == "meaning":
             raise Failure("E3106", f"a search by meaning alone is not possible: {note}")
-        way: By = "words" if note is not None else "meaning" if by == "meaning" else "both"
-        surface, hits = await self._hits(query, limit, caller, way, asked, among, apps, allowed)
+        by_which: By = "words" if note is not None else "meaning" if by == "meaning" else "both"
+        surface, hits = await self._hits(query, limit, caller, by_which, asked, among, apps, allowed)
         if note is None and (missing := self._missing(surface)):
             note = f"{missing:,} of {len(surface):,} tools are searched by words only, until their vectors exist"
-        return self._answer(surface, hits, query, limit, way, note, caller)
+        return self._answer(surface, hits, query, limit, by_which, note, caller)
 
     async def surface(self, caller: Caller) -> Mapping[str, Version]:
         """The tools that a caller sees and a model may use, by their ids in the index, in order of name."""
@@ -144,11 +144,11 @@ class Search:
     def _answer(
         self, surface: Surface, hits: Iterable[Hit], query: str, limit: int, by: By, note: str | None, caller: Caller
     ) -> Answer:
-        found = [Found(surface.versions[hit.id], round(hit.score, 4)) for hit in hits if hit.id in surface]
+        found = [FoundTool(surface.versions[hit.id], round(hit.score, 4)) for hit in hits if hit.id in surface]
         named = self._tools.named(query.strip(), surface)
         if named:
             rest = [one for one in found if one.version not in named]
-            found = [*(Found(one, 1.0) for one in named), *rest][:limit]
+            found = [*(FoundTool(one, 1.0) for one in named), *rest][:limit]
         return Answer(found, by, note, self._pending(surface, caller))
 
     def _pending(self, surface: Surface, caller: Caller) -> dict[str, str]:

@@ -19,7 +19,7 @@ import orjson
 from interlock.api.learning import Learning
 from interlock.api.narrowing import Narrowing
 from interlock.api.selection_gate import Gate, Verdict, admit_model, parameter_faults
-from interlock.api.selection_records import answer_of, said, store, sums, written
+from interlock.api.selection_records import answer_of, model_answer, store, sums, written
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
@@ -237,15 +237,15 @@ class Selections:
         """The best ten: by the router of the tenant, or by their scores where there is none."""
         router = await self.learning.router(caller.tenant)
         if router is None or not among:
-            kept = keep_best(candidates)
-            stages.append(Stage("router", len(candidates), _names(kept), "no router is in use: the best by score"))
-            return kept
+            best = keep_best(candidates)
+            stages.append(Stage("router", len(candidates), _names(best), "no router is in use: the best by score"))
+            return best
         scores = {one.tool: one.score for one in candidates}
         current = frozenset(visible[tool].row.address for tool in among)
         mass = await WALKS.run(router.distribution, request, scores, current)
-        kept = keep_best([Candidate(tool, value, reason="router") for tool, value in mass.items()])
-        stages.append(Stage("router", len(current), _names(kept), "the best by the router of the tenant"))
-        return kept
+        best = keep_best([Candidate(tool, value, reason="router") for tool, value in mass.items()])
+        stages.append(Stage("router", len(current), _names(best), "the best by the router of the tenant"))
+        return best
 
     async def _measured(
         self, by_name: Mapping[str, Version], candidates: Sequence[Candidate], caller: Caller
@@ -295,12 +295,12 @@ class Selections:
                 answer, {one.tool: partial(parameter_faults, by_name[one.tool]) for one in candidates}
             )
         except Failure as failure:
-            facts = {"code": failure.code, **said(answer, _names(candidates))}
+            facts = {"code": failure.code, **model_answer(answer, _names(candidates))}
             stages.append(Stage("model", len(candidates), (), f"refused: {failure.message}", facts))
             return Choice(None, {}), failure.message, written(answer)
-        kept = () if choice.tool is None else (choice.tool,)
-        why = "the model chose" if kept else "the model chose no tool"
-        stages.append(Stage("model", len(candidates), kept, why, said(answer, _names(candidates))))
+        picked = () if choice.tool is None else (choice.tool,)
+        why = "the model chose" if picked else "the model chose no tool"
+        stages.append(Stage("model", len(candidates), picked, why, model_answer(answer, _names(candidates))))
         return choice, None, written(answer)
 
     # Deciding

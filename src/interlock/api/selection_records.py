@@ -46,16 +46,16 @@ def store(parts: Parts, transaction: Transaction, made: Selection, caller: Calle
             insert(transaction, ref, made.id, owner_of(caller), Sealed(sealed, 0), 0, parts.settings.payload_days)
 
 
-def said(answer: Any, offered: Sequence[str]) -> Json:
+def model_answer(answer: Any, offered: Sequence[str]) -> Json:
     """The answer of a model, as the record of a selection has it.
 
     That is the tool, if it was offered, and the digest of the parameters, as a call with them has it in `inputHash`.
     Made-up names and parameters may hold words of the request: they are stored encrypted, as the request is.
     """
-    told = cast("Mapping[str, Any]", answer if isinstance(answer, Mapping) else {})
-    tool = told.get("tool")
+    members = cast("Mapping[str, Any]", answer if isinstance(answer, Mapping) else {})
+    tool = members.get("tool")
     try:
-        digest = hashlib.sha256(canonical(told["parameters"])).hexdigest() if "parameters" in told else None
+        digest = hashlib.sha256(canonical(members["parameters"])).hexdigest() if "parameters" in members else None
     except Failure:
         digest = None  # not JSON
     return {"answered": {"tool": tool if tool in offered else None, "inputHash": digest}}

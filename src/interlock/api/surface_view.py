@@ -95,7 +95,7 @@ class SurfaceViews:
         lists = _Lists()
         state = await Blocked.read(self._parts, self._tools, caller)
         for address in offered:  # in the order of their use
-            for version in await self._found(address, caller):
+            for version in await self._versions_of(address, caller):
                 self._sort(state, version, offered, defers, lists, everything)
         page: list[Version] = []
         for number, version in enumerate(list(await catalog.newest(caller.capability, cursor or ""))):
@@ -115,7 +115,7 @@ class SurfaceViews:
         excluded = self._tools.exclusions.reason(state.caller, version.row.address)
         return excluded is None and state.reason(version)[0] not in _FOR_OPERATORS
 
-    async def _found(self, address: str, caller: Caller) -> list[Version]:
+    async def _versions_of(self, address: str, caller: Caller) -> list[Version]:
         try:
             return [await self._parts.catalog.resolve(address, None, caller.capability)]
         except Failure:

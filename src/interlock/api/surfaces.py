@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from interlock.api.apps import is_for_apps
 from interlock.api.blocked import Blocked
 from interlock.api.deferred import deferred_ref
-from interlock.api.search import Answer, Found
+from interlock.api.search import Answer, FoundTool
 from interlock.api.tools import Page
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
@@ -264,7 +264,7 @@ class Surfaces:
         found = [await self._tools.search(one, caller, limit, apps=apps) for one in queries]
         return [(answer, self.discovered(answer, caller)[1]) for answer in found]
 
-    def discovered(self, answer: Sequence[Found], caller: Caller) -> tuple[list[Found], list[Json]]:
+    def discovered(self, answer: Sequence[FoundTool], caller: Caller) -> tuple[list[FoundTool], list[Json]]:
         """Divide what a search has found: tools that the caller has loaded, and others as `deferred_tool_ref`.
 
         The others are announced. Without a surface, everything is loaded.
@@ -272,7 +272,7 @@ class Surfaces:
         surface = caller.surface
         if not isinstance(surface, Surface) or not surface.defers:
             return list(answer), []
-        loaded: list[Found] = []
+        loaded: list[FoundTool] = []
         deferred: list[Json] = []
         for one in answer:
             row = one.version.row
@@ -296,9 +296,9 @@ class Surfaces:
                 return Page(await self.listed(caller, cursor or ""), None)
         return await self._tools.page(caller, cursor, limit, expected)
 
-    async def found(
+    async def search_at(
         self, query: str, caller: Caller, door: str, limit: int, by: str
-    ) -> tuple[Answer, list[Found], list[Json]]:
+    ) -> tuple[Answer, list[FoundTool], list[Json]]:
         """Search at an endpoint: the whole answer, the loaded tools of it, and the deferred ones."""
         if self.concern(door):
             caller = await self.attach(caller, door)

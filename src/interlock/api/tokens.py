@@ -146,7 +146,7 @@ async def refuse_namesake(parts: Parts, name: str) -> None:
         raise Failure("E3207", f"`{name}` is {whose}; name it by its DID, or register another `{name}` in local first")
 
 
-async def make_identity(parts: Parts, *, by: Caller, **told: Any) -> Identity:
+async def make_identity(parts: Parts, *, by: Caller, **facts: Any) -> Identity:
     """Register an identity under a new did:key, whose private key is stored in the data directory."""
     from interlock.authority.dids import make_did_key
     from interlock.authority.keys import keep_private, make_private
@@ -154,7 +154,7 @@ async def make_identity(parts: Parts, *, by: Caller, **told: Any) -> Identity:
     private = make_private("EdDSA")
     did = make_did_key(private.public_key())
     keep_private(parts.home.keys / "identities" / f"{did.rpartition(':')[2]}.pem", private)
-    return await parts.identities.register(Identity(did=did, **told), by=by.acting)
+    return await parts.identities.register(Identity(did=did, **facts), by=by.acting)
 
 
 def tool_grants(tools: Sequence[str]) -> list[ToolGrant]:

@@ -51,21 +51,21 @@ class Match:
     """The result of comparing a tool with what an agent expects of it."""
 
     version: Version
-    found: Negotiation
+    comparison: Negotiation
 
     @property
     def usable(self) -> bool:
         from interlock.registry.compat import Outcome
 
-        return self.found.outcome is not Outcome.INCOMPATIBLE
+        return self.comparison.outcome is not Outcome.INCOMPATIBLE
 
     def document(self) -> Json:
         row = self.version.row
         return {
             "tool_id": row.address,
             "version": row.version,
-            "outcome": self.found.outcome.value,
-            "missing": list(self.found.missing),
+            "outcome": self.comparison.outcome.value,
+            "missing": list(self.comparison.missing),
         }
 
 

@@ -33,11 +33,11 @@ async def import_servers(
     require_here(app.caller, "tools:admin", "adding an upstream")
     if any(one.secrets for one in entries):
         require_here(app.caller, "secrets:admin", "storing a credential")
-    told: list[Json] = []
+    reports: list[Json] = []
     for one in entries:
         begin(one.name)
-        told.append(await _import(app, one, more, explain))
-    return told
+        reports.append(await _import(app, one, more, explain))
+    return reports
 
 
 def plan(entry: Entry, more: Json) -> Json:
@@ -59,15 +59,15 @@ def plan(entry: Entry, more: Json) -> Json:
 
 
 async def _import(app: Interlock, entry: Entry, more: Json, explain: Callable[[str, Failure], Failure]) -> Json:
-    told = plan(entry, more)
+    planned = plan(entry, more)
     if entry.reason:
-        return told
+        return planned
     config = entry.config | {key: one for key, one in more.items() if key != "allow_private" or "url" in entry.config}
     kind = kind_of_clients()
     known = next((one for one in await app.upstreams.list() if one.name == entry.upstream), None)
     if known is not None and (known.kind, known.config) == (kind, config):
         tools = [one.document() for one in await app.upstreams.offers(entry.upstream)]
-        return told | {"state": "known", "reason": "it was added before", "tools": tools}
+        return planned | {"state": "known", "reason": "it was added before", "tools": tools}
     stored: list[str] = []
     try:
         if known is None:
@@ -77,9 +77,14 @@ async def _import(app: Interlock, entry: Entry, more: Json, explain: Callable[[s
         for name in stored:
             await app.secrets.remove(name, by=app.caller.acting)
         shown = explain(entry.upstream, failure)
-        return told | {"state": "refused", "reason": shown.in_full, "error_code": shown.code, "next": shown.resolution}
+        return planned | {
+            "state": "refused",
+            "reason": shown.in_full,
+            "error_code": shown.code,
+            "next": shown.resolution,
+        }
     admitted = [one for one in report["tools"] if one["state"] == "admitted"]
-    return told | {"state": "added", "reason": "", "tools": report["tools"], "admitted": len(admitted)}
+    return planned | {"state": "added", "reason": "", "tools": report["tools"], "admitted": len(admitted)}
 
 
 async def _store(app: Interlock, entry: Entry) -> list[str]:

@@ -120,7 +120,7 @@ class Windows:
         visible = {one.row.address: one for one in versions}
         offers = list((await self.measured(versions)).values())
         if ranking is None:
-            ranking = await self._found(query, visible, caller) if query.strip() else await self._used(visible, caller)
+            ranking = await self._ranked(query, visible, caller) if query.strip() else await self._used(visible, caller)
         best = dict(sorted(ranking.items(), key=lambda one: -one[1])[:MOST_CANDIDATES])
 
         def manifest_of(tool: str) -> Json:
@@ -128,7 +128,7 @@ class Windows:
 
         return await DEFINITIONS.run(compile_affordances, offers, best, budget, manifest_of, await self.counter())
 
-    async def _found(self, query: str, visible: Collection[str], caller: Caller) -> dict[str, float]:
+    async def _ranked(self, query: str, visible: Collection[str], caller: Caller) -> dict[str, float]:
         found = await self._tools.search(query, caller, MOST_CANDIDATES)
         return {one.version.row.address: one.score for one in found if one.version.row.address in visible}
 

@@ -91,8 +91,8 @@ async def archive_checkpoints(
         def unit(transaction: Transaction, some: list[tuple[str, int]] = some) -> None:
             checkpoints.remove(transaction, some)
             call = f"archive:{stored.name}"
-            told = {"archived": len(some), "archive": stored.name, "by": by}
-            transaction.append("checkpoint", call, records.plain("checkpoint", call, transaction.now_ms, **told))
+            facts = {"archived": len(some), "archive": stored.name, "by": by}
+            transaction.append("checkpoint", call, records.plain("checkpoint", call, transaction.now_ms, **facts))
 
         await journal.commit(unit)
     return len(places)
@@ -111,8 +111,8 @@ async def put_checkpoints_back(journal: Store, path: Path, *, by: str, name: str
             def unit(transaction: Transaction, rows: list[CheckpointRow] = rows) -> int:
                 added = sum(checkpoints.put_back(transaction, row) for row in rows)
                 call = f"archive:{name}"
-                told = {"restored": added, "archive": name, "by": by}
-                transaction.append("checkpoint", call, records.plain("checkpoint", call, transaction.now_ms, **told))
+                facts = {"restored": added, "archive": name, "by": by}
+                transaction.append("checkpoint", call, records.plain("checkpoint", call, transaction.now_ms, **facts))
                 return added
 
             count += await journal.commit(unit)

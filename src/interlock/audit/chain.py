@@ -477,15 +477,15 @@ class _LastHead:
             return cls(fault=failure.message)
 
 
-def _check_last_head(reader: Reader, signatures: Signatures, kept: _LastHead | None, examined: Examination) -> None:
+def _check_last_head(reader: Reader, signatures: Signatures, stored: _LastHead | None, examined: Examination) -> None:
     """Check that the journal goes through the head stored beside the keys, and that an anchor in the
     database names it.
     """
-    last = None if kept is None else kept.head
+    last = None if stored is None else stored.head
     note = examined.in_general.note
-    if kept is not None and kept.fault is not None:
-        note(0, kept.fault)
-    elif kept is not None and last is None and examined.records and last_head.expected(reader):
+    if stored is not None and stored.fault is not None:
+        note(0, stored.fault)
+    elif stored is not None and last is None and examined.records and last_head.expected(reader):
         note(0, "keys/journal.head is missing, though this data directory had one")
     if last is not None and (wrong := signatures.fault("head", last)) is not None:
         note(0, f"keys/journal.head: {wrong}")
@@ -499,9 +499,9 @@ def _check_last_head(reader: Reader, signatures: Signatures, kept: _LastHead | N
             examined.in_anchors.note(last.seq, "its anchor was removed from the database: keys/journal.head names it")
 
 
-def _check_unsigned(reader: Reader, kept: _LastHead | None, examined: Examination) -> None:
+def _check_unsigned(reader: Reader, stored: _LastHead | None, examined: Examination) -> None:
     """Check the records behind the newest signature: no more than a killed process leaves."""
-    ends = last_head.Ends((examined.seq, examined.head), examined.newest, None if kept is None else kept.head)
+    ends = last_head.Ends((examined.seq, examined.head), examined.newest, None if stored is None else stored.head)
     if (what := last_head.unsigned_fault(reader, ends)) is not None:
         examined.in_general.note(0, what)
 

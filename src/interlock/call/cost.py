@@ -163,7 +163,7 @@ class Meter:
         """The cost of what has been used so far, at these prices."""
         return Cost(compute=compute_cost(self.cpu_ns, self.wall_ns, prices, self.memory_bytes))
 
-    def told(self, cpu_ns: int, wall_ns: int, memory_bytes: int) -> None:
+    def record_use(self, cpu_ns: int, wall_ns: int, memory_bytes: int) -> None:
         """Record the use of a process that ran only this call."""
         self.cpu_ns, self.wall_ns, self.memory_bytes = cpu_ns, wall_ns, memory_bytes
 

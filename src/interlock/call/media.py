@@ -41,8 +41,8 @@ class Media:
 
     def words(self) -> str:
         """Describe a medium that is not shown to the model."""
-        kept = f", kept as {self.ref}" if self.ref else ""
-        return f"({self.name or 'data'}: {self.mime_type}, {self.size} bytes{kept}; not shown)"
+        reference = f", kept as {self.ref}" if self.ref else ""
+        return f"({self.name or 'data'}: {self.mime_type}, {self.size} bytes{reference}; not shown)"
 
     def as_text(self) -> str | None:
         """Its text, if it is one and not too long."""
@@ -110,14 +110,14 @@ def _as_read(value: Json) -> Any:
 def _text_of(block: Json) -> str | None:
     match block.get("type"):
         case "text":
-            said = block.get("text")
+            text = block.get("text")
         case "resource" if isinstance(block.get("resource"), dict):
-            said = block["resource"].get("text")
+            text = block["resource"].get("text")
         case "resource_link":
-            said = " ".join(str(block[name]) for name in ("name", "uri", "description") if block.get(name))
+            text = " ".join(str(block[name]) for name in ("name", "uri", "description") if block.get(name))
         case _:
-            said = None
-    return said if isinstance(said, str) else None
+            text = None
+    return text if isinstance(text, str) else None
 
 
 def _block_media(block: Json) -> Media:

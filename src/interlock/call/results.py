@@ -152,9 +152,9 @@ class Result(Generic[T_co]):
         """The result of a call that overlapped others: changes of the context are removed, with a warning."""
         if "context_modifiers" not in self.metadata:
             return self
-        kept = {name: value for name, value in self.metadata.items() if name != "context_modifiers"}
+        metadata = {name: value for name, value in self.metadata.items() if name != "context_modifiers"}
         warnings = [*self.metadata.get("warnings", ()), "CONTEXT_MODIFIERS_REFUSED"]
-        return replace(self, metadata={**kept, "warnings": warnings})
+        return replace(self, metadata={**metadata, "warnings": warnings})
 
     def unwrap(self) -> T_co:
         """Return the value, or raise the failure.

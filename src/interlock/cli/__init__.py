@@ -163,8 +163,8 @@ def root(
     if token_file is not None:
         # Every command takes the token from there, for a server as for a data directory.
         os.environ[TOKEN] = _token_in(token_file)
-    if _is_said(context, "home") and server:
-        if _is_said(context, "server"):
+    if _is_stated(context, "home") and server:
+        if _is_stated(context, "server"):
             raise click.UsageError("--home and --server exclude each other: say where the command is carried out")
         server = None  # what is said in the command counts more than the environment
     needs_login = TOKEN not in os.environ if server else not home
@@ -179,7 +179,7 @@ def root(
     context.obj = Session(home=home, verbose=verbose, server=server or None, insecure=insecure_http)
 
 
-def _is_said(context: click.Context, name: str) -> bool:
+def _is_stated(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 

@@ -69,7 +69,7 @@ def approvals() -> None:
 # Looking
 
 
-async def _found(app: Interlock, ticket_id: str, token: str | None) -> Ticket:
+async def _looked_up(app: Interlock, ticket_id: str, token: str | None) -> Ticket:
     who = None if token is None else await acting(app, token)
     ticket = await app.approvals.show(ticket_id, by=who)
     if who is not None and not await concerns(app, ticket, who):
@@ -82,8 +82,8 @@ async def _found(app: Interlock, ticket_id: str, token: str | None) -> Ticket:
 async def _list_at_server(server: Server, out: Output, /, every: bool) -> int:
     from interlock.cli.restored import ticket_of
 
-    told = await server.get("/v1/approvals", all="true" if every else None)
-    found = [ticket_of(one) for one in told["tickets"]]
+    document = await server.get("/v1/approvals", all="true" if every else None)
+    found = [ticket_of(one) for one in document["tickets"]]
     return _answer_list(out, await Remote.of(server), found, _NONE[every, True])
 
 
@@ -131,7 +131,7 @@ async def list_tickets(app: Interlock, out: Output, /, every: bool, token: str |
     return _answer_list(out, await Local.of(app), found, _NONE[every, who is not None])
 
 
-def _answer_list(out: Output, viewer: Viewer, found: list[Ticket], none: str) -> int:
+def _answer_list(out: Output, viewer: Viewer, tickets: list[Ticket], none: str) -> int:
     def show(page: Page) -> None:
         from interlock.core.formatting import span
 
@@ -144,14 +144,14 @@ def _answer_list(out: Output, viewer: Viewer, found: list[Ticket], none: str) ->
                 one.state if one.state != "PENDING" else f"{span(one.expires_ms - now_ms)} left",
                 str(one.preview.get("impact") or effects(one)),
             )
-            for one in found
+            for one in tickets
         ]
         if rows:
             page.table(rows, ("ticket", "who asks", "tool", "state", "impact"))
         else:
             page.line(none)
 
-    out.answer({"tickets": [one.document() for one in found]}, show)
+    out.answer({"tickets": [one.document() for one in tickets]}, show)
     return 0
 
 
@@ -176,8 +176,8 @@ async def _show_at_server(server: Server, out: Output, /, ticket_id: str) -> int
 
 async def _whole_id(server: Server, given: str) -> str:
     """The id of the only ticket that begins or ends so; as it was given where a server must say that there is none."""
-    told = await server.get("/v1/approvals", all="true")
-    ids = [str(one["id"]) for one in told["tickets"]]
+    document = await server.get("/v1/approvals", all="true")
+    ids = [str(one["id"]) for one in document["tickets"]]
     part = given.strip("#…. ").upper().removeprefix("APR_")
     fitting = [one for one in ids if one[4:].startswith(part) or one.endswith(part)] if len(part) >= 4 else []
     return fitting[0] if given not in ids and len(fitting) == 1 else given
@@ -207,7 +207,7 @@ async def show(app: Interlock, out: Output, /, ticket_id: str, token: str | None
     \b
     interlock approvals show 7859c2
     """
-    ticket = await _found(app, ticket_id, token)
+    ticket = await _looked_up(app, ticket_id, token)
     viewer = await Local.of(app, ticket)
     out.answer(document(viewer, ticket), lambda page: show_ticket(viewer, page, ticket))
     return 0
@@ -228,12 +228,12 @@ async def _deny_at_server(server: Server, out: Output, /, ticket_id: str, commen
     return await _decide_at_server(server, out, ticket_id, "deny", {"comment": comment})
 
 
-async def _decide_at_server(server: Server, out: Output, ticket_id: str, verb: str, said: Json) -> int:
+async def _decide_at_server(server: Server, out: Output, ticket_id: str, verb: str, decision: Json) -> int:
     from interlock.cli.remote import part
     from interlock.cli.restored import ticket_of
 
     path = f"/v1/approvals/{part(await _whole_id(server, ticket_id))}"
-    await server.post(f"{path}/{verb}", said)
+    await server.post(f"{path}/{verb}", decision)
     found = await server.get(path)
     ticket, viewer = ticket_of(found), await Remote.of(server, found)
     out.answer(document(viewer, ticket), lambda page: _show_decision(viewer, page, ticket))
@@ -318,16 +318,16 @@ def _patterns(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 def _ranges(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Json]:
     found: dict[str, Json] = {}
     for value in values:
-        told = _RANGE.fullmatch(value)
+        match = _RANGE.fullmatch(value)
         try:
-            number: Any = None if told is None else parse_json(told[3], "where", or_stdin=False)
+            number: Any = None if match is None else parse_json(match[3], "where", or_stdin=False)
         except click.UsageError:
             number = None
-        if told is None or type(number) not in (int, float):
+        if match is None or type(number) not in (int, float):
             raise click.BadParameter("write NAME<=NUMBER, or with >=, < or >")
-        bounds, word = found.setdefault(told[1], {}), _WORDS[told[2]]
+        bounds, word = found.setdefault(match[1], {}), _WORDS[match[2]]
         if word in bounds:
-            raise click.BadParameter(f"`{told[1]}{told[2]}` is said twice")
+            raise click.BadParameter(f"`{match[1]}{match[2]}` is said twice")
         bounds[word] = number
     return found
 
@@ -350,11 +350,11 @@ async def _grant_at_server(
     from interlock.cli.restored import standing_of
 
     ranges = _with_texts(patterns, ranges, texts)
-    told = await server.get(f"/v1/tools/{part(tool)}", version=given["versions"])
+    document = await server.get(f"/v1/tools/{part(tool)}", version=given["versions"])
     wanted: Json = {
         "tool": tool,
         "caller": given["caller"],
-        "arguments": _arguments(told["parameters"], patterns, ranges, tool),
+        "arguments": _arguments(document["parameters"], patterns, ranges, tool),
         "uses": given["uses"],
         "expires_in_s": max(1, given["lifetime_ms"] // 1000),
         **({} if given["versions"] is None else {"versions": given["versions"]}),
@@ -510,11 +510,11 @@ def _arguments(schema: Json, patterns: dict[str, list[str]], ranges: dict[str, J
     def value(name: str, text: str) -> Any:
         return text if properties[name].get("type") == "string" else parse_json(text, name, or_stdin=False)
 
-    told = {
+    bounds = {
         name: value(name, texts[0]) if len(texts) == 1 else {"enum": [value(name, text) for text in texts]}
         for name, texts in patterns.items()
     }
-    return {**told, **ranges}
+    return {**bounds, **ranges}
 
 
 def _bounds(viewer: Viewer, standing: Standing) -> list[tuple[str, Cell]]:
@@ -532,7 +532,7 @@ def _bounds(viewer: Viewer, standing: Standing) -> list[tuple[str, Cell]]:
 
 def bounds_in_words(arguments: Mapping[str, Any]) -> str:
     """The bounds of a standing approval, argument by argument."""
-    return ", ".join(told for name, one in arguments.items() for told in _pattern(name, one)) or "no arguments"
+    return ", ".join(words for name, one in arguments.items() for words in _pattern(name, one)) or "no arguments"
 
 
 def _pattern(name: str, pattern: Any) -> list[str]:
@@ -590,18 +590,18 @@ async def list_standing(app: Interlock, out: Output, /, token: str | None) -> in
     return _answer_standing(out, await Local.of(app), await _standings(app, token))
 
 
-def _answer_standing(out: Output, viewer: Viewer, found: list[Standing]) -> int:
+def _answer_standing(out: Output, viewer: Viewer, approvals: list[Standing]) -> int:
     def show(page: Page) -> None:
         rows = [
-            (one.id, _outcome(viewer, one), *(str(said) for name, said in _bounds(viewer, one) if name != "until"))
-            for one in found
+            (one.id, _outcome(viewer, one), *(str(words) for name, words in _bounds(viewer, one) if name != "until"))
+            for one in approvals
         ]
         if rows:
             page.table(rows, ("standing", "state", "tool", "caller", "with", "uses", "given by"))
         else:
             page.line("nothing was agreed to in advance; interlock approvals grant does")
 
-    out.answer({"standing": [one.document() for one in found]}, show)
+    out.answer({"standing": [one.document() for one in approvals]}, show)
     return 0
 
 
@@ -667,10 +667,10 @@ def _patience(_: click.Context, __: click.Parameter, value: float | None) -> flo
 
 
 async def _watch_at_server(server: Server, out: Output, /, for_s: float) -> int:
-    from interlock.cli.watch import ServerDesk
+    from interlock.cli.watch import ServerTickets
     from interlock.cli.watch import watch as keep_watch
 
-    await keep_watch(ServerDesk(server), out, for_s=for_s)
+    await keep_watch(ServerTickets(server), out, for_s=for_s)
     return 0
 
 
@@ -689,9 +689,9 @@ async def watch(app: Interlock, out: Output, /, for_s: float, token: str | None)
     interlock approvals watch --for 60 --json
     interlock --server URL approvals watch
     """
-    from interlock.cli.watch import LocalDesk
+    from interlock.cli.watch import LocalTickets
     from interlock.cli.watch import watch as keep_watch
 
-    desk = LocalDesk(app, await acting(app, token), everything=token is None)
-    await keep_watch(desk, out, for_s=for_s)
+    source = LocalTickets(app, await acting(app, token), everything=token is None)
+    await keep_watch(source, out, for_s=for_s)
     return 0

@@ -307,8 +307,8 @@ async def purge(app: Interlock, out: Output, /, through: int | None, before: dat
             def tell(done: int) -> None:
                 out.progress(f"removed {done:,} of {expected:,} records", min(100.0, 100 * done / max(expected, 1)))
 
-            told = partial(work, through=through, before_ms=before_ms, progress=tell)
-            segments = await asyncio.to_thread(told)
+            purging = partial(work, through=through, before_ms=before_ms, progress=tell)
+            segments = await asyncio.to_thread(purging)
             alone = app.home.alive() == 1
             freed = await asyncio.to_thread(partial(retention.shrink, app.home, rewrite=alone))
         finally:

@@ -53,13 +53,13 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
     home = home_at(out.session.path)
     if tier is not None and (directory is None or not is_archive(directory)):
         raise click.UsageError("--tier is for an address s3://BUCKET/PREFIX")
-    with copy_progress(out) as told:
+    with copy_progress(out) as progress:
         if directory is None:
-            directory, copy, verdict = make(home, _scheduled(home), datetime.now(UTC), *told)
+            directory, copy, verdict = make(home, _scheduled(home), datetime.now(UTC), *progress)
         elif is_archive(directory):
-            directory, copy, verdict = make_archived(home, directory, tier or "warm", datetime.now(UTC), *told)
+            directory, copy, verdict = make_archived(home, directory, tier or "warm", datetime.now(UTC), *progress)
         else:
-            copy, verdict = copy_verified(home, Path(directory), *told)
+            copy, verdict = copy_verified(home, Path(directory), *progress)
 
     def show(page: Page) -> None:
         _show(page, copy, verdict, f"copied to {directory}")
@@ -107,11 +107,11 @@ def _restore(out: Output, directory: Path, place: str) -> int:
     from interlock.store.homes import restored_home
 
     target = restored_home(out.session.path, directory)
-    with copy_progress(out) as told:
+    with copy_progress(out) as progress:
         if target.near:
-            copy, verdict = copy_verified(Home(directory), out.session.path, *told)
+            copy, verdict = copy_verified(Home(directory), out.session.path, *progress)
         else:
-            copy, verdict = restore_store(Home(directory), target, *told)
+            copy, verdict = restore_store(Home(directory), target, *progress)
     running, approved = _open_calls(target)
 
     def show(page: Page) -> None:
@@ -119,8 +119,8 @@ def _restore(out: Output, directory: Path, place: str) -> int:
         if running:
             page.line(f"  calls that were running when it was made: {running:,}; their outcome is unknown")
         if approved:
-            told = "a server makes them as soon as it starts"
-            page.line(f"  calls that were approved and had not run: {approved:,}; {told}")
+            note = "a server makes them as soon as it starts"
+            page.line(f"  calls that were approved and had not run: {approved:,}; {note}")
         page.facts([("next", "interlock doctor, then interlock calls reconcile, before agents are let in again")])
 
     document = {"home": str(out.session.path), "backup": place, **_document(copy, verdict)}
@@ -135,7 +135,7 @@ def _drill(out: Output, backup: Path) -> int:
     from interlock.audit.backups import drill
     from interlock.store.inspection import opened, tool_count
 
-    with copy_progress(out) as told, drill(backup, *told) as (restored, found):
+    with copy_progress(out) as progress, drill(backup, *progress) as (restored, found):
         out.progress("opening the restored copy")
         asyncio.run(_open(restored))
         with opened(restored) as reader:
@@ -244,5 +244,5 @@ def _document(copy: Copy, verdict: Verdict) -> dict[str, Any]:
 def _show(page: Page, copy: Copy, verdict: Verdict, what: str) -> None:
     from interlock.cli.render import GOOD, Text
 
-    told = f" {verdict.records:,} records, {copy.files:,} files, {copy.size / 2**20:,.1f} MiB {what} · "
-    page.line(GOOD, told, Text("intact", "bold green"))
+    text = f" {verdict.records:,} records, {copy.files:,} files, {copy.size / 2**20:,.1f} MiB {what} · "
+    page.line(GOOD, text, Text("intact", "bold green"))

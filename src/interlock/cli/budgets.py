@@ -25,8 +25,8 @@ async def _at_server(server: Server, out: Output, /) -> int:
     viewer = await Remote.of(server)
     # Auditors see everybody's, as the owner of a data directory does; others their own.
     every = "audit:read" in await server.scopes()
-    told = await server.get("/v1/budgets", all="true" if every else None)
-    return _answer(out, viewer, told["budgets"])
+    document = await server.get("/v1/budgets", all="true" if every else None)
+    return _answer(out, viewer, document["budgets"])
 
 
 def _at_rest(reader: Reader, out: Output, /) -> int:

@@ -63,7 +63,7 @@ async def _call_at_server(
     if background and wait_s is not None:
         raise click.UsageError("--background does not wait; follow the call: interlock calls follow ID")
     name, _, spec = tool.partition("@")
-    said: Json = {
+    fields: Json = {
         "tool_id": name,
         "tool_version": spec or None,
         "parameters": arguments,
@@ -74,10 +74,10 @@ async def _call_at_server(
         "task": given["task"],
         "execution_mode": "async" if background else None,
     }
-    body = {name: value for name, value in said.items() if value is not None}
+    body = {name: value for name, value in fields.items() if value is not None}
     if background:
-        told = await server.post("/v1/tools/invoke", body)
-        out.answer(told, lambda page: page.line(told["invocation_id"]))
+        answer = await server.post("/v1/tools/invoke", body)
+        out.answer(answer, lambda page: page.line(answer["invocation_id"]))
         return 0
     with out.working(f"{name} runs at {server.url} …"):
         result = await send(server, "/v1/tools/invoke", body, out.report if out.shows_progress else None)
@@ -356,12 +356,12 @@ async def _until_ended(out: Output, status: Callable[[], Awaitable[Json]]) -> in
     import asyncio
 
     while True:
-        told = await status()
-        state = told.get("state", told["status"])
+        document = await status()
+        state = document.get("state", document["status"])
         if state != "running":
             break
         await asyncio.sleep(_POLL_S)
-    answer_status(out, {**told, "state": state})
+    answer_status(out, {**document, "state": state})
     return 0 if state == "succeeded" else 1
 
 

@@ -92,8 +92,8 @@ _BEFORE = click.option("--before", type=click.IntRange(1), help="Go on where the
 
 
 async def _list_at_server(server: Server, out: Output, /, before: int | None, limit: int, **wanted: str | None) -> int:
-    told = await server.get("/v1/calls", before=before, limit=limit, **wanted)
-    return _answer_list(out, told["calls"], told["before"], asked=before is not None or any(wanted.values()))
+    document = await server.get("/v1/calls", before=before, limit=limit, **wanted)
+    return _answer_list(out, document["calls"], document["before"], asked=before is not None or any(wanted.values()))
 
 
 async def _running_at_server(
@@ -220,19 +220,19 @@ def top(reader: Reader, out: Output, /, lead: Lead, since: str | None, until: st
     return _answer_top(out, lead, top_of_all(reader, lead, now_ms=now_ms, since=since, until=until, limit=limit))
 
 
-def _answer_top(out: Output, lead: Lead, told: Json) -> int:
+def _answer_top(out: Output, lead: Lead, document: Json) -> int:
     def show(page: Page) -> None:
         whose = "caller" if lead == "cost" else "tool"
         rows = [
             (str(one.get("caller_name") or one[whose]), f"{one['calls']:,}", f"{one['failures']:,}", f"{one['cost']:g}")
-            for one in told["top"]
+            for one in document["top"]
         ]
         if rows:
             page.table(rows, (whose, "calls", "failures", "cost"))
         else:
-            page.line(f"no {lead} since {told['since']}")
+            page.line(f"no {lead} since {document['since']}")
 
-    out.answer(told, show)
+    out.answer(document, show)
     return 0
 
 
@@ -311,10 +311,10 @@ def _show_history(viewer: Viewer, page: Page, history: History) -> None:
     differences: list[str] = facts.get("previewDifferences") or []
     rows.extend(("otherwise", difference) for difference in differences)
     page.facts(rows)
-    told = [(clock_time(at), with_names(viewer, words)) for at, words in history.approval()]
-    if told:
+    steps = [(clock_time(at), with_names(viewer, words)) for at, words in history.approval()]
+    if steps:
         page.line("approval")
-        page.table(told, indent="  ")
+        page.table(steps, indent="  ")
     page.line("records")
     listing = [(str(entry.seq), entry.kind, clock_time(entry.at), entry.hash[:16]) for entry in history.entries]
     page.table(listing, indent="  ")
@@ -475,26 +475,30 @@ async def inputs(app: Interlock, out: Output, /, call_id: str, token: str | None
     return _answer_inputs(out, await Service(app).calls.inputs((await find(app.journal, call_id, caller)).call, caller))
 
 
-def _answer_inputs(out: Output, told: Json) -> int:
+def _answer_inputs(out: Output, document: Json) -> int:
     def show(page: Page) -> None:
         from interlock.call.phases import INPUTS
         from interlock.cli.render import value_text
 
-        kept = told["model_input"] is not None
-        rows = [(name, value_text(told[name])) for name in INPUTS] if kept else [("sha256", str(told["input_hash"]))]
-        if told["withheld"]:
-            rows.append(("not kept", told["withheld"].removeprefix("withheld: ")))
+        stored = document["model_input"] is not None
+        rows = (
+            [(name, value_text(document[name])) for name in INPUTS]
+            if stored
+            else [("sha256", str(document["input_hash"]))]
+        )
+        if document["withheld"]:
+            rows.append(("not kept", document["withheld"].removeprefix("withheld: ")))
         page.facts(rows)
         changes = [
             (one["after"], one["source"], one["pointer"], value_text(one["value"]) if "value" in one else "")
-            for one in told["input_changes"]
+            for one in document["input_changes"]
         ]
         if changes:
             page.table(changes, ("of", "by", "at", "value"))
         else:
             page.line("nothing was changed on the way")
 
-    out.answer(told, show)
+    out.answer(document, show)
     return 0
 
 
@@ -526,27 +530,27 @@ async def trace(app: Interlock, out: Output, /, call_id: str, url: str | None, t
     caller = await acting(app, token)
     call = (await find(app.journal, call_id, caller)).call
     if url is None:
-        told = await Service(app).calls.trace(call, caller)
+        document = await Service(app).calls.trace(call, caller)
     else:
         from interlock.cli.remote import Server
 
         server = Server(url, token or held_token(), insecure=out.session.insecure)
-        told = await server.get(f"/v1/calls/{call}/trace")
-    return _answer_trace(out, told)
+        document = await server.get(f"/v1/calls/{call}/trace")
+    return _answer_trace(out, document)
 
 
-def _answer_trace(out: Output, told: Json) -> int:
+def _answer_trace(out: Output, document: Json) -> int:
     def show(page: Page) -> None:
-        page.facts([("call", told["invocation_id"]), ("trace", told["trace_id"])])
+        page.facts([("call", document["invocation_id"]), ("trace", document["trace_id"])])
         rows = [
             (one["name"], one["start"], f"{one['duration_ms']:.3f}", one["status"], _whereto(one["attributes"]))
-            for one in told["spans"]
+            for one in document["spans"]
         ]
         page.table(rows, ("span", "start", "ms", "status", "whereto"))
-        if not told["complete"]:
+        if not document["complete"]:
             page.line("the steps of this call are not kept here; ask the server that made it: --url")
 
-    out.answer(told, show)
+    out.answer(document, show)
     return 0
 
 
@@ -560,8 +564,8 @@ def _whereto(facts: dict[str, Any]) -> str:
 
 
 async def _cancel_at_server(server: Server, out: Output, /, call_id: str, reason: Reason) -> int:
-    told = await server.ask("POST", f"/v1/calls/{part(call_id)}/cancel", query={"reason": reason})
-    return _answer_cancel(out, told["invocation_id"], told["outcome"], reason)
+    document = await server.ask("POST", f"/v1/calls/{part(call_id)}/cancel", query={"reason": reason})
+    return _answer_cancel(out, document["invocation_id"], document["outcome"], reason)
 
 
 @calls.command(short_help="Ask for a call to end that runs, is queued or waits.")
@@ -612,9 +616,9 @@ async def _resume_at_server(server: Server, out: Output, /, ticket_id: str | Non
     if ticket_id is not None:
         found = await server.get(f"/v1/approvals/{part(ticket_id)}")
         return await answer_from(server, out, await send(server, f"/v1/tools/resume/{found['invocation_id']}", {}))
-    told = await server.get("/v1/approvals", all="true")
+    document = await server.get("/v1/approvals", all="true")
     holder = (await Remote.of(server)).holder
-    waiting = [one for one in told["tickets"] if one["status"] == "APPROVED" and one["requestedBy"] == holder]
+    waiting = [one for one in document["tickets"] if one["status"] == "APPROVED" and one["requestedBy"] == holder]
     return answer_resumed(out, [await send(server, f"/v1/tools/resume/{one['invocation_id']}", {}) for one in waiting])
 
 

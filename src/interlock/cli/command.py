@@ -137,14 +137,14 @@ class Output:
             yield
             return
         sys.stdout.flush()
-        kept = os.dup(1)
+        stdout = os.dup(1)
         os.dup2(2, 1)
         try:
             yield
         finally:
             sys.stdout.flush()
-            os.dup2(kept, 1)
-            os.close(kept)
+            os.dup2(stdout, 1)
+            os.close(stdout)
 
 
 def _as_json(value: Any) -> Any:

@@ -180,10 +180,10 @@ def diff(out: Output, /) -> int:
             page.line(BAD, f" {name} here is not the shared one" + (", and does not count" if home.shared else ""))
             _show_lines(page, changes)
 
-    told = None if shared is None else {**_document(shared), "followed": home.shared is not None, "different": lines}
+    stored = None if shared is None else {**_document(shared), "followed": home.shared is not None, "different": lines}
     agree = not different and not lines and not stale
-    nodes_told = [one._asdict() for one in found]
-    out.answer({"agree": agree, "nodes": nodes_told, "differences": different, "shared": told}, show_nodes)
+    reported_nodes = [one._asdict() for one in found]
+    out.answer({"agree": agree, "nodes": reported_nodes, "differences": different, "shared": stored}, show_nodes)
     return 0 if agree else 1
 
 

@@ -54,7 +54,7 @@ def demo(out: Output, /, pause: bool | None, keep: bool) -> int:
         for step in STEPS:
             tour.begin(step)
             step(tour)
-    kept = f"; its data directory is {directory}" if keep else ""
+    note = f"; its data directory is {directory}" if keep else ""
     document = {"finished": not tour.surprises, "steps": tour.steps, "home": directory if keep else None}
 
     def show(page: Page) -> None:
@@ -64,7 +64,7 @@ def demo(out: Output, /, pause: bool | None, keep: bool) -> int:
         if tour.surprises:
             page.line(Text(f"the tour did not go as it should: {'; '.join(tour.surprises)}", "red"))
             return
-        page.line(Text("That was the tour", "bold"), kept, ". Your own tools: interlock tools add FILE.py")
+        page.line(Text("That was the tour", "bold"), note, ". Your own tools: interlock tools add FILE.py")
 
     out.answer(document, show)
     return 1 if tour.surprises else 0
@@ -190,11 +190,11 @@ class Tour:
             stderr=subprocess.STDOUT,
         )
         then()
-        said, _ = waiting.communicate(timeout=PATIENCE_S)
+        output, _ = waiting.communicate(timeout=PATIENCE_S)
         if self._page is not None:
-            sys.stdout.write(said.decode())
+            sys.stdout.write(output.decode())
             sys.stdout.flush()
-        self._note(shlex.join(["interlock", *first]), waiting.returncode, 0, said)
+        self._note(shlex.join(["interlock", *first]), waiting.returncode, 0, output)
 
     @contextlib.contextmanager
     def serving(self) -> Generator[Json]:
@@ -224,12 +224,12 @@ class Tour:
         import urllib.error
         import urllib.request
 
-        said = {"Content-Type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
-        options = " ".join(f"-H '{name}: {text}'" for name, text in said.items())
+        sent = {"Content-Type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
+        options = " ".join(f"-H '{name}: {text}'" for name, text in sent.items())
         command = f"curl -s {url} {options} -H \"Authorization: Bearer $TOKEN\" -d '{json.dumps(body)}'"
         self._prompt(command)
-        said["Authorization"] = f"Bearer {token}"
-        request = urllib.request.Request(url, json.dumps(body).encode(), said)  # noqa: S310 - the server of this tour
+        sent["Authorization"] = f"Bearer {token}"
+        request = urllib.request.Request(url, json.dumps(body).encode(), sent)  # noqa: S310 - the server of this tour
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:  # noqa: S310 - as above
                 heard: bytes = response.read()
@@ -282,9 +282,9 @@ class Tour:
             self._page.line(Text("$ ", "green"), Text(command, "bold"))
             sys.stdout.flush()
 
-    def _note(self, command: str, code: int, expected: int, said: bytes | None) -> None:
+    def _note(self, command: str, code: int, expected: int, output: bytes | None) -> None:
         commands: list[Json] = self.steps[-1]["commands"]
-        commands.append({"command": command, "exit": code, "said": None if said is None else said.decode()})
+        commands.append({"command": command, "exit": code, "said": None if output is None else output.decode()})
         if code != expected:
             self.surprises.append(f"`{command}` exited with {code}")
 
@@ -390,11 +390,11 @@ def serve(tour: Tour) -> None:
     One command opens every endpoint. A program calls over REST, a model's client over MCP, each with a token, and each
     call is on record like any other.
     """
-    with tour.serving() as told:
-        if not told:
+    with tour.serving() as served:
+        if not served:
             return
         body: Json = {"tool_id": "demo.balance", "parameters": {"account": "cash"}}
-        rest = tour.post(f"{told['rest']}/tools/invoke", body, told["token"])
+        rest = tour.post(f"{served['rest']}/tools/invoke", body, served["token"])
         meta: Json = {
             "io.modelcontextprotocol/protocolVersion": _MCP,
             "io.modelcontextprotocol/clientCapabilities": {},
@@ -402,9 +402,9 @@ def serve(tour: Tour) -> None:
         }
         params: Json = {"name": "demo-balance", "arguments": {"account": "cash"}, "_meta": meta}
         mcp = tour.post(
-            told["mcp"],
+            served["mcp"],
             {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params},
-            told["token"],
+            served["token"],
             Accept="application/json, text/event-stream",
             MCP_Protocol_Version=_MCP,
             Mcp_Method="tools/call",

@@ -155,8 +155,8 @@ class Workshop:
         writes = draft.contract.manifest.mutation_class != "read_only"
         if key is None and writes and not dry_run and console.people:
             proposed = f"dev-{os.urandom(4).hex()}"
-            said = await console.ask(f"  key, your own name for this action [{proposed}]: ")
-            key = (said or "").strip() or proposed
+            reply = await console.ask(f"  key, your own name for this action [{proposed}]: ")
+            key = (reply or "").strip() or proposed
         await self._shown(lambda: self._session.call(name, given, key=key, dry_run=dry_run))
 
     async def _form(self, console: _Console, draft: Version) -> Json:
@@ -173,8 +173,8 @@ class Workshop:
             examples: list[Any] = part.get("examples") or []
             proposed = _as_typed(examples[0]) if examples and name in required else ""
             offer = f" [{proposed}]" if proposed else "" if name in required else " [left out]"
-            said = await console.ask(f"  {name}, {type_words(part)}: {part.get('description', '')}{offer}: ")
-            text = (said or "").strip() or proposed
+            reply = await console.ask(f"  {name}, {type_words(part)}: {part.get('description', '')}{offer}: ")
+            text = (reply or "").strip() or proposed
             if text:
                 given[name] = _as_value(part, text)
         return given
@@ -214,7 +214,7 @@ class Workshop:
             _show(self._page, one)
         if not drafts:
             self._page.line("no tools in the file yet; decorate a function with @tool(…)")
-        self._show_raised(self._causes.found)
+        self._show_raised(self._causes.causes)
 
     def _show_raised(self, raised: list[str]) -> None:
         for words in raised:
@@ -292,7 +292,7 @@ class _Causes(logging.Handler):
         super().__init__(logging.ERROR)
         self._session = session
         self._last: dict[str, str] = {}
-        self.found: list[str] = []
+        self.causes: list[str] = []
         logging.getLogger("interlock.gateway").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -303,13 +303,13 @@ class _Causes(logging.Handler):
             last, error = places[-1], text.rstrip().rpartition("\n")[2]
             self._last[tool] = f"{Path(last['file']).name}, line {last['line']}, in {last['name']}: {error}"
         words = self._last.get(tool)
-        if words is not None and words not in self.found:
-            self.found.append(words)
+        if words is not None and words not in self.causes:
+            self.causes.append(words)
 
     def take(self) -> list[str]:
         """Return what was collected since the last time."""
-        found, self.found = self.found, []
-        return found
+        causes, self.causes = self.causes, []
+        return causes
 
 
 # A place in a traceback.

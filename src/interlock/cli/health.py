@@ -43,7 +43,9 @@ def _answer(out: Output, document: Json) -> int:
 
         marks = {"healthy": GOOD, "degraded": MAYBE}
         page.line(marks.get(document["status"], BAD), f" {document['status']}")
-        page.table([(marks.get(said, BAD), name, said) for name, said in document["dependencies"].items()], indent="  ")
+        page.table(
+            [(marks.get(state, BAD), name, state) for name, state in document["dependencies"].items()], indent="  "
+        )
 
     out.answer(document, show)
     return 1 if document["status"] == "down" else 0

@@ -106,11 +106,11 @@ class History:
             if entry.kind == "pending":
                 yield entry.at, f"a person was asked to agree: ticket {record.get('approvalTicketId')}"
             elif entry.kind == "approval":
-                words = _ACTS.get(record["act"], str(record["act"])).format_map(_Said(record))
+                words = _ACTS.get(record["act"], str(record["act"])).format_map(_RecordWords(record))
                 yield entry.at, words + _remarks(record)
 
 
-class _Said(dict[str, Any]):
+class _RecordWords(dict[str, Any]):
     """A record's fields for filling in, with a word for what it does not say."""
 
     def __missing__(self, name: str) -> str:
@@ -312,9 +312,9 @@ def _asked(history: History) -> Iterator[str]:
     for output in cast("list[Json]", facts.get("hookOutputs") or []):
         from interlock.cli.render import hook_words
 
-        said = hook_words(output)
-        if said is not None and output["output"] != "updated_input":
-            yield f"The hook {output['hook']} ({output['phase']}): {said}."
+        words = hook_words(output)
+        if words is not None and output["output"] != "updated_input":
+            yield f"The hook {output['hook']} ({output['phase']}): {words}."
 
 
 def _decided(history: History) -> Iterator[str]:

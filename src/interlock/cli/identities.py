@@ -60,11 +60,11 @@ async def add(
         out.page(error=True).line(f"warning: {shared_name(name, active)}")
     elif named:
         out.page(error=True).line(f"warning: {revoked_before(name)}")
-    told: dict[str, Any] = {"name": name, "kind": kind, "trust": trust, "groups": frozenset(groups), "tenant": tenant}
+    facts: dict[str, Any] = {"name": name, "kind": kind, "trust": trust, "groups": frozenset(groups), "tenant": tenant}
     if did is None:
-        identity = await _make_identity(app, **told)
+        identity = await _make_identity(app, **facts)
     else:
-        identity = await app.identities.register(Identity(did=did, **told), by=app.caller.acting)
+        identity = await app.identities.register(Identity(did=did, **facts), by=app.caller.acting)
 
     def show(page: Page) -> None:
         page.line(identity.did)
@@ -87,10 +87,10 @@ def shared_name(name: str, dids: list[str]) -> str:
     return f"{name} is already the name of {others}; commands that take a name refuse this one: write the DID there"
 
 
-async def _make_identity(app: Interlock, **told: Any) -> Identity:
+async def _make_identity(app: Interlock, **facts: Any) -> Identity:
     from interlock.api.tokens import make_identity
 
-    return await make_identity(app, by=app.caller, **told)
+    return await make_identity(app, by=app.caller, **facts)
 
 
 async def named_here(app: Interlock, name: str, kind: CallerKind) -> Identity:

@@ -45,8 +45,8 @@ def stored_login() -> Login | None:
             facts = os.fstat(file.fileno())
             if stat.S_IMODE(facts.st_mode) & 0o077 or facts.st_uid != os.geteuid():
                 raise click.UsageError(f"others can read or write `{path}`, which holds a token; log in again")
-            said = json.loads(file.read(_MOST_BYTES))
-        return Login(str(said["server"]), str(said["token"]), said["insecure"] is True)
+            document = json.loads(file.read(_MOST_BYTES))
+        return Login(str(document["server"]), str(document["token"]), document["insecure"] is True)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):

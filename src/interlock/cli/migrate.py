@@ -164,11 +164,11 @@ def _backup(out: Output, home: Home, *, target: str, directory: Path | None) -> 
 
     if not home.near:
         return None
-    with copy_progress(out) as told:
+    with copy_progress(out) as progress:
         if directory is not None:
-            copy_verified(home, directory, *told)
+            copy_verified(home, directory, *progress)
             return directory
-        return make_before(home, target, settings_of(home).settings, datetime.now(UTC), *told)
+        return make_before(home, target, settings_of(home).settings, datetime.now(UTC), *progress)
 
 
 def _answer(
@@ -195,8 +195,8 @@ def _answer(
         page.facts([*lost, *([] if dry_run else [("backup", copy)]), ("schema", schema)])
 
     names = [one.revision for one in steps]
-    told = None if backup is None else str(backup)
-    out.answer({"schema": schema, done: names, "dry_run": dry_run, "backup": told, "loses": loses}, show)
+    place = None if backup is None else str(backup)
+    out.answer({"schema": schema, done: names, "dry_run": dry_run, "backup": place, "loses": loses}, show)
     return 0
 
 

@@ -89,8 +89,8 @@ def default(out: Output, /, principals: bool) -> int:
 
 async def _check_at_server(server: Server, out: Output, /, file: Path | None) -> int:
     text = str((await server.get("/v1/policy"))["text"]) if file is None else _read(file)
-    told = await server.post("/v1/policy/check", {"text": text})
-    return _answer_check(out, file or Path("policy.cedar"), told["faults"])
+    document = await server.post("/v1/policy/check", {"text": text})
+    return _answer_check(out, file or Path("policy.cedar"), document["faults"])
 
 
 @policy.command(short_help="Check a policy against the registered tools.")
@@ -204,9 +204,9 @@ _CASE = {"principal", "tool", "arguments", "operation", "expect", "rule", "at", 
 
 
 async def _explain_at_server(server: Server, out: Output, /, who: str, tool: str, arguments: str) -> int:
-    said = {"principal": who, "tool": tool, "arguments": _object(arguments)}
-    told = await server.post("/v1/policy/explain", said)
-    return _answer_explanation(out, await Remote.of(server), told, who)
+    question = {"principal": who, "tool": tool, "arguments": _object(arguments)}
+    explanation = await server.post("/v1/policy/explain", question)
+    return _answer_explanation(out, await Remote.of(server), explanation, who)
 
 
 @policy.command(short_help="Why somebody may call a tool, or may not.")
@@ -227,8 +227,8 @@ async def explain(app: Interlock, out: Output, /, who: str, tool: str, arguments
     """
     from interlock.api.policy import explain_call
 
-    told = await explain_call(app, app.caller, who, tool, _object(arguments), door="cli")
-    return _answer_explanation(out, await Local.of(app), told, who)
+    explanation = await explain_call(app, app.caller, who, tool, _object(arguments), door="cli")
+    return _answer_explanation(out, await Local.of(app), explanation, who)
 
 
 def _object(text: str) -> Json:
@@ -238,9 +238,9 @@ def _object(text: str) -> Json:
     return cast("Json", given)
 
 
-def _answer_explanation(out: Output, viewer: Viewer, told: Json, who: str) -> int:
-    document = {"decision" if name == "behavior" else name: value for name, value in told.items()}
-    principal: str = told["principal"]
+def _answer_explanation(out: Output, viewer: Viewer, explanation: Json, who: str) -> int:
+    document = {"decision" if name == "behavior" else name: value for name, value in explanation.items()}
+    principal: str = explanation["principal"]
     name = viewer.name_of(principal)
     if name == principal and who != "me":
         name = who  # a server tells few names, and this is the one that was asked about
@@ -248,29 +248,29 @@ def _answer_explanation(out: Output, viewer: Viewer, told: Json, who: str) -> in
     return 0
 
 
-def _show_explanation(page: Page, viewer: Viewer, told: Json, name: str) -> None:
+def _show_explanation(page: Page, viewer: Viewer, explanation: Json, name: str) -> None:
     from interlock.cli.approvals import bounds_in_words
     from interlock.cli.render import BAD, GOOD, MAYBE, Text
 
-    decision: str = told["decision"]
+    decision: str = explanation["decision"]
     mark = {"allow": GOOD, "ask": MAYBE}.get(decision, BAD)
-    page.line(mark, " ", Text(decision, "bold"), f"  {name} calls {told['tool']}")
-    page.line(f"  {told['reason']}")
-    if told["gate"] is not None:
-        page.line("  ", MAYBE, f" a person is asked all the same: {told['gate']}")
-    standing: list[Json] = told.get("standing") or []
+    page.line(mark, " ", Text(decision, "bold"), f"  {name} calls {explanation['tool']}")
+    page.line(f"  {explanation['reason']}")
+    if explanation["gate"] is not None:
+        page.line("  ", MAYBE, f" a person is asked all the same: {explanation['gate']}")
+    standing: list[Json] = explanation.get("standing") or []
     for one in standing:
         covers = "covers this call" if one["covers"] else "does not cover this call"
         left = f"{one['uses'] - one['used']} of {one['uses']} uses left, until {one['expiresAt']}"
         page.line(f"  agreed to in advance by {viewer.name_of(one['grantedBy'])}: {one['id']} {covers}; {left}")
         page.line(f"    with {bounds_in_words(one['arguments'])}")
-    considered: list[Json] = told["considered"]
+    considered: list[Json] = explanation["considered"]
     for rule in considered:
-        if rule["id"] in told["rules"]:
+        if rule["id"] in explanation["rules"]:
             page.line("")
             for number, line in enumerate(str(rule["text"]).splitlines(), rule["line"]):
                 page.line(Text(f"  {number:>4}  ", "dim"), line)
-    others = [rule for rule in considered if rule["id"] not in told["rules"]]
+    others = [rule for rule in considered if rule["id"] not in explanation["rules"]]
     if others:
         page.line("")
         words = {"yes": "applies", "no": "does not apply"}
@@ -280,10 +280,10 @@ def _show_explanation(page: Page, viewer: Viewer, told: Json, name: str) -> None
     if any(one["covers"] for one in standing):
         page.line("")
         page.line("  this call is made without asking, and takes one use of what was agreed to in advance")
-    elif told["would_have_to_change"]:
+    elif explanation["would_have_to_change"]:
         page.line("")
         page.line("  for this call to be allowed:")
-        for advice in told["would_have_to_change"]:
+        for advice in explanation["would_have_to_change"]:
             page.line(f"  - {advice}")
 
 
@@ -315,24 +315,24 @@ async def _apply(out: Output, file: Path, apply_text: Callable[[], Awaitable[Jso
     from interlock.core.errors import Failure
 
     try:
-        told = await apply_text()
+        report = await apply_text()
     except Failure as failure:
         faults: list[Json] | None = (failure.details or {}).get("faults")
         if failure.code != "E3004" or faults is None:
             raise
         out.answer({"applied": False, "faults": faults}, lambda page: _show_faults(page, file.name, faults))
         return 1
-    diff: list[str] = told["diff"]
+    diff: list[str] = report["diff"]
 
     def show_changes(page: Page) -> None:
         from interlock.cli.render import GOOD, Text
 
         for line in diff:
             page.line(Text(line, {"+": "green", "-": "red"}.get(line[:1], "dim")))
-        kept = "; the former policy is kept in policy.cedar.previous" if told["previous_kept"] else ""
-        page.line(GOOD, f" applied{kept}" if diff else " nothing to change")
+        note = "; the former policy is kept in policy.cedar.previous" if report["previous_kept"] else ""
+        page.line(GOOD, f" applied{note}" if diff else " nothing to change")
 
-    out.answer({"applied": True, "diff": diff, "faults": told["faults"]}, show_changes)
+    out.answer({"applied": True, "diff": diff, "faults": report["faults"]}, show_changes)
     return 0
 
 
@@ -363,14 +363,14 @@ async def forget(app: Interlock, out: Output, /, subjects: tuple[str, ...]) -> i
     return _answer_forgotten(out, await Policy(app).forget(subjects or None, by=app.caller))
 
 
-def _answer_forgotten(out: Output, told: Json) -> int:
+def _answer_forgotten(out: Output, report: Json) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
-        about = f"about {', '.join(told['subjects'])}" if told["subjects"] else "about everybody"
+        about = f"about {', '.join(report['subjects'])}" if report["subjects"] else "about everybody"
         page.line(GOOD, f" cached decisions {about} are dropped in every process")
 
-    out.answer(told, show)
+    out.answer(report, show)
     return 0
 
 

@@ -75,8 +75,8 @@ class Server:
         timeout_s: float = TIMEOUT_S, with_token: bool = True,
     ) -> tuple[int, Json]:  # fmt: skip
         """The HTTP status and the document of one request, whatever they are; E3502 where there is no answer."""
-        said = {name: value for name, value in (query or {}).items() if value is not None}
-        whole = self._path + path + (f"?{urlencode(said, doseq=True)}" if said else "")
+        fields = {name: value for name, value in (query or {}).items() if value is not None}
+        whole = self._path + path + (f"?{urlencode(fields, doseq=True)}" if fields else "")
         headers = self._headers() if with_token else {"Accept": "application/json"}
         try:
             status, read = await asyncio.to_thread(self._exchange, method, whole, body, headers, timeout_s, _whole)
@@ -101,10 +101,10 @@ class Server:
             raise IncompleteRead(b"")
 
         try:
-            told = await asyncio.to_thread(self._exchange, "POST", self._path + path, body, headers, timeout_s, heard)
+            reply = await asyncio.to_thread(self._exchange, "POST", self._path + path, body, headers, timeout_s, heard)
         except (OSError, HTTPException) as error:
             raise self._silent(error) from None
-        return (told["status"], told["body"]) if isinstance(told, dict) else (told[0], self._document(*told))
+        return (reply["status"], reply["body"]) if isinstance(reply, dict) else (reply[0], self._document(*reply))
 
     async def scopes(self) -> frozenset[str]:
         """The scopes that the token holds."""
@@ -180,12 +180,12 @@ class Server:
         from interlock.data.canonical import decode
 
         try:
-            told: Any = decode(body)
+            document: Any = decode(body)
         except ValueError:
-            told = None
-        if not isinstance(told, dict):
+            document = None
+        if not isinstance(document, dict):
             raise Failure("E3502", f"{self.url} answered {status} without a JSON object; it is not an Interlock server")
-        return cast("Json", told)
+        return cast("Json", document)
 
 
 def _whole(answer: HTTPResponse) -> tuple[int, bytes]:
@@ -221,20 +221,20 @@ def part(text: str) -> str:
 def failure_of(document: Json) -> Failure | None:
     """The failure that a document tells of, as it was on the server; None if it tells of none."""
     error: Any = document.get("error")
-    said = cast("Json", error) if isinstance(error, dict) else {}
-    row = CODES.get(str(said.get("error_code")))
+    fields = cast("Json", error) if isinstance(error, dict) else {}
+    row = CODES.get(str(fields.get("error_code")))
     if row is None:
         return None
-    retryable = bool(said.get("retryable"))
+    retryable = bool(fields.get("retryable"))
     return Failure(
         row.code,
-        str(said.get("message")),
-        details=said.get("details"),
+        str(fields.get("message")),
+        details=fields.get("details"),
         retryable=retryable,
-        retry_after_ms=said.get("retryAfterMs"),
-        native_error_ref=said.get("native_error_ref"),
-        policy_refs=tuple(said.get("policy_refs") or ()),
-        evidence_refs=tuple(said.get("evidence_refs") or ()),
-        resolution=said.get("resolution"),
+        retry_after_ms=fields.get("retryAfterMs"),
+        native_error_ref=fields.get("native_error_ref"),
+        policy_refs=tuple(fields.get("policy_refs") or ()),
+        evidence_refs=tuple(fields.get("evidence_refs") or ()),
+        resolution=fields.get("resolution"),
         unsettled=bool(row.retryable) and not retryable,
     )

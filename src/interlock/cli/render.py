@@ -91,7 +91,7 @@ class Page:
 
     def facts(self, facts: Iterable[tuple[str, Cell]], indent: str = "  ") -> None:
         """Names and what is said of them, aligned."""
-        self.table([(Text(indent + name, "dim"), said) for name, said in facts])
+        self.table([(Text(indent + name, "dim"), words) for name, words in facts])
 
     def table(self, rows: Iterable[Sequence[Cell]], head: Sequence[str] = (), indent: str = "") -> None:
         """Aligned columns. On a terminal the last one folds; elsewhere lines stay whole.
@@ -106,7 +106,7 @@ class Page:
         needed = sum(widths[:-1]) + len(GAP) * (count - 1) + min(LEAST, *widths[-1:]) if head else 0
         if self.console.is_terminal and self.width < WIDTH and needed > self.width:
             for row in styled[1:]:
-                self.facts([(name, said) for name, said in zip(head, row, strict=False) if said.plain], indent)
+                self.facts([(name, cell) for name, cell in zip(head, row, strict=False) if cell.plain], indent)
                 self.line()
             return
         for row in styled:
@@ -159,9 +159,9 @@ class Page:
     def hook_outputs(self, result: Result) -> None:
         """The outputs of hooks, each with the name of its hook."""
         for one in cast("list[Json]", result.metadata.get("hook_outputs") or []):
-            said = hook_words(one)
-            if said is not None:
-                self.line("  ", Text(f"hook {clean(str(one['hook']))}", "bold"), " ", Text(clean(said)))
+            words = hook_words(one)
+            if words is not None:
+                self.line("  ", Text(f"hook {clean(str(one['hook']))}", "bold"), " ", Text(clean(words)))
 
     def _error(self, result: Result, failure: Failure) -> None:
         row = failure.row
@@ -222,10 +222,10 @@ class Page:
         if changed:
             names = ", ".join(f"`{name}`" for name in changed)
             notes.append(f"this is not quite what was asked for: the reviewer changed {names}")
-        told = cast("Json", result.metadata.get("deprecation") or {})
-        if told:
-            instead = f"; use {told['successor']}" if told.get("successor") else ""
-            notes.append(f"deprecated: it runs until {clock_time(str(told.get('removalDate')))}{instead}")
+        notice = cast("Json", result.metadata.get("deprecation") or {})
+        if notice:
+            instead = f"; use {notice['successor']}" if notice.get("successor") else ""
+            notes.append(f"deprecated: it runs until {clock_time(str(notice.get('removalDate')))}{instead}")
         for note in notes:
             self.line("  ", MAYBE, " ", Text(clean(note), "yellow"))
 

@@ -38,7 +38,7 @@ def result_of(status: int, document: Json) -> Result:
         raise Failure("E3502", f"the server answered {status} without a result")
     metadata = {name: document[key] for name, key in _METADATA.items() if name not in _OPTIONAL or document.get(key)}
     ref = document.get("payload_ref")
-    kept = INLINE if ref is None else Persistence(decision="preview", ref=ref, size=_size(document))
+    persistence = INLINE if ref is None else Persistence(decision="preview", ref=ref, size=_size(document))
     return Result(
         invocation_id=document["invocation_id"],
         tool=f"{document['tool_id']}@{document['tool_version']}",
@@ -48,22 +48,22 @@ def result_of(status: int, document: Json) -> Result:
         metadata=metadata,
         value=document["result"],
         source=document["source"],
-        persistence=kept,
+        persistence=persistence,
         redacted=tuple(document["redaction_state"]["paths"]),
         artifacts=recalled(document["artifacts"]),
     )
 
 
 def _failed(failure: Failure, document: Json) -> Result:
-    told = cast("Json", document["tool_result"])
-    metadata = cast("Json", told["metadata"])
+    outcome = cast("Json", document["tool_result"])
+    metadata = cast("Json", outcome["metadata"])
     return Result(
-        invocation_id=told["invocation_id"],
+        invocation_id=outcome["invocation_id"],
         tool=metadata["tool"],
-        state=told["status"],
-        created_ms=_ms(told["created_at"]),
+        state=outcome["status"],
+        created_ms=_ms(outcome["created_at"]),
         trace_id=document["error"]["traceId"],
-        metadata={**metadata, "policy_refs": told["policy_refs"]},
+        metadata={**metadata, "policy_refs": outcome["policy_refs"]},
         error=failure,
         source=metadata["source"],
     )

@@ -49,10 +49,10 @@ def result_json(result: Result) -> Json:
 def _metadata(whole: Json, progress: Any) -> Json:
     provenance: Json | None = whole.get("provenance")
     dropped = _DERIVED_METADATA if provenance is None else _DERIVED_METADATA | _IN_PROVENANCE
-    kept = {name: value for name, value in whole.items() if name not in dropped}
-    kept["persistence"] = {name: whole["persistence"][name] for name in _OF_PERSISTENCE}
+    metadata = {name: value for name, value in whole.items() if name not in dropped}
+    metadata["persistence"] = {name: whole["persistence"][name] for name in _OF_PERSISTENCE}
     if provenance is not None:
-        kept["provenance"] = {name: provenance[name] for name in _OF_PROVENANCE}
+        metadata["provenance"] = {name: provenance[name] for name in _OF_PROVENANCE}
     if progress is not None:
-        kept["progress"] = progress
-    return kept
+        metadata["progress"] = progress
+    return metadata

@@ -25,8 +25,10 @@ async def _deprecate_at_server(server: Server, out: Output, /, tool: str, **give
     from interlock.cli.remote import part
 
     name, version = _named(tool)
-    said = {key: value for key, value in given.items() if value is not None}
-    return _answer_deprecated(out, await server.post(f"/v1/tools/{part(name)}/deprecate", {"version": version, **said}))
+    fields = {key: value for key, value in given.items() if value is not None}
+    return _answer_deprecated(
+        out, await server.post(f"/v1/tools/{part(name)}/deprecate", {"version": version, **fields})
+    )
 
 
 @click.command()
@@ -59,8 +61,8 @@ def _named(tool: str) -> tuple[str, str]:
     return name, version
 
 
-def _answer_deprecated(out: Output, told: Json) -> int:
-    document = {"tool": told["tool_id"], **{name: told[name] for name in ("version", "state", "deprecation")}}
+def _answer_deprecated(out: Output, report: Json) -> int:
+    document = {"tool": report["tool_id"], **{name: report[name] for name in ("version", "state", "deprecation")}}
     notice: Json = document["deprecation"]
 
     def show(page: Page) -> None:

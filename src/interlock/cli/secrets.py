@@ -108,15 +108,15 @@ async def list_(app: Interlock, out: Output, /) -> int:
     return _answer_list(out, await app.secrets.names(), app.clock.now_ms())
 
 
-def _answer_list(out: Output, kept: Sequence[StoredCredential | Entry], now_ms: int) -> int:
+def _answer_list(out: Output, stored: Sequence[StoredCredential | Entry], now_ms: int) -> int:
     def show(page: Page) -> None:
-        if not kept:
+        if not stored:
             page.line("no credentials yet; store one with interlock secrets set NAME")
             return
-        rows = [(one.name, one.slot, _words(now_ms - one.created_ms), _outlook(one, now_ms)) for one in kept]
+        rows = [(one.name, one.slot, _words(now_ms - one.created_ms), _outlook(one, now_ms)) for one in stored]
         page.table(rows, head=("name", "slot", "age", "expires"))
 
-    out.answer({"secrets": [_document(one, now_ms) for one in kept]}, show)
+    out.answer({"secrets": [_document(one, now_ms) for one in stored]}, show)
     return 0
 
 

@@ -64,8 +64,8 @@ def copy(out: Output, /, *, address: str, admin: str | None) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD, Text
 
-        told = f" {total:,} rows of {len(contents)} tables copied and compared · {verdict.records:,} records · "
-        page.line(GOOD, told, Text("intact", "bold green"))
+        text = f" {total:,} rows of {len(contents)} tables copied and compared · {verdict.records:,} records · "
+        page.line(GOOD, text, Text("intact", "bold green"))
         change = "remove the setting store" if to_file else "set store to that address"
         page.facts([("next", f"{change}, in settings.toml or INTERLOCK_STORE, then interlock doctor")])
 

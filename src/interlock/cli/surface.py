@@ -45,13 +45,13 @@ async def show(app: Interlock, out: Output, /, caller: str | None, token: str | 
 
 def _answer(out: Output, document: Json) -> int:
     def show(page: Page) -> None:
-        told: Json = document["surface"]
+        shown: Json = document["surface"]
         who = f"{document['agent']} for {document['caller']}" if document["agent"] else document["caller"]
-        page.line(f"{who} (tenant {document['tenant']}), revision {document['revision']}: {told['surface_reason']}")
-        rows = [(name, "loaded", document["reasons"][name], "") for name in told.get("loaded_tools", ())]
-        rows += [(one["tool_id"], "deferred", "deferred", "") for one in told.get("deferred_tools", ())]
+        page.line(f"{who} (tenant {document['tenant']}), revision {document['revision']}: {shown['surface_reason']}")
+        rows = [(name, "loaded", document["reasons"][name], "") for name in shown.get("loaded_tools", ())]
+        rows += [(one["tool_id"], "deferred", "deferred", "") for one in shown.get("deferred_tools", ())]
         for kind in ("blocked", "excluded"):
-            listed: list[Json] = told.get(f"{kind}_tools", [])
+            listed: list[Json] = shown.get(f"{kind}_tools", [])
             rows += [(one["tool_id"], kind, one["reason"], one.get("detail") or "") for one in listed]
         if rows:
             page.table(rows, ("tool", "state", "reason", "more"))

@@ -150,7 +150,7 @@ def _people(viewer: Viewer, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
     from interlock.core.clock import iso
     from interlock.core.formatting import span
 
-    by_channel = ", ".join(viewer.told())
+    by_channel = ", ".join(viewer.notified_channels())
     yield "told", " and ".join(ticket.approvers) + (f", by {by_channel}" if by_channel else "")
     if ticket.state == "PENDING":
         now_ms = viewer.now_ms()
@@ -162,11 +162,11 @@ def _people(viewer: Viewer, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
         again = f"; again at {clock_time(one['next_attempt_at'])}" if one["next_attempt_at"] else ""
         yield "not told", f"by {one['channel']}, {one['attempts']} times: {one['error']}{again}"
     if ticket.resolved_ms is not None:
-        said = "agreed" if ticket.state != "DENIED" else "said no"
+        verb = "agreed" if ticket.state != "DENIED" else "said no"
         changed = ", with the input edited" if ticket.edited is not None else ""
         comment = f": {ticket.comment}" if ticket.comment else ""
         who = viewer.name_of(ticket.resolved_by or "")
-        yield "decided", f"{who} {said} at {clock_time(iso(ticket.resolved_ms))}{changed}{comment}"
+        yield "decided", f"{who} {verb} at {clock_time(iso(ticket.resolved_ms))}{changed}{comment}"
     if ticket.state == "PENDING":
         yield "decide", f"interlock approvals approve {ticket.id}"
         yield "", f"interlock approvals deny {ticket.id} --comment 'why'"
@@ -186,7 +186,7 @@ def document(viewer: Viewer, ticket: Ticket) -> Json:
     return {
         **ticket.document(),
         "mutation_class": ticket.head.get("mutationClass"),
-        "told": viewer.told(),
+        "told": viewer.notified_channels(),
         "undelivered": viewer.undelivered(),
     }
 

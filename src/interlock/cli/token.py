@@ -90,8 +90,8 @@ def _narrowed(given: Json) -> Json:
     return {"tools": given["tools"], "resources": list(given["resources"]) or None, "constraints": limits or None}
 
 
-def _sent(said: Json) -> Json:
-    return {name: value for name, value in said.items() if value is not None}
+def _sent(fields: Json) -> Json:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # issue
@@ -101,8 +101,8 @@ async def _issue_at_server(
     server: Server, out: Output, /, agent: str | None, person: str | None, user: str | None, ttl_s: int, **given: Any
 ) -> int:
     _require_one_holder(agent, person)
-    said = {"agent": agent, "person": person, "for": user, "ttl_s": ttl_s, "scopes": list(given["scopes"])}
-    return _answer_token(out, await server.post("/v1/tokens/issue", _sent({**said, **_narrowed(given)})))
+    fields = {"agent": agent, "person": person, "for": user, "ttl_s": ttl_s, "scopes": list(given["scopes"])}
+    return _answer_token(out, await server.post("/v1/tokens/issue", _sent({**fields, **_narrowed(given)})))
 
 
 def _require_one_holder(agent: str | None, person: str | None) -> None:
@@ -134,8 +134,8 @@ async def issue(
     from interlock.api.tokens import Tokens
 
     _require_one_holder(agent, person)
-    said = {"agent": agent, "person": person, "user": user, "ttl_s": ttl_s, "scopes": given["scopes"]}
-    return _answer_token(out, await Tokens(app).issue(by=app.caller, **said, **_narrowed(given)))
+    wanted = {"agent": agent, "person": person, "user": user, "ttl_s": ttl_s, "scopes": given["scopes"]}
+    return _answer_token(out, await Tokens(app).issue(by=app.caller, **wanted, **_narrowed(given)))
 
 
 def _answer_token(out: Output, picture: Json) -> int:
@@ -175,8 +175,8 @@ async def _delegate_at_server(
     if key_file is not None:
         raise click.UsageError("--key signs on this machine, without a server: leave out --server")
     held = _text(parent or "-", "give --token, set INTERLOCK_TOKEN, or send one on stdin")
-    said = {"token": held, "to": to, "ttl_s": ttl_s, "scopes": list(given["scopes"]) or None}
-    return _answer_token(out, await server.post("/v1/tokens/delegate", _sent({**said, **_narrowed(given)})))
+    fields = {"token": held, "to": to, "ttl_s": ttl_s, "scopes": list(given["scopes"]) or None}
+    return _answer_token(out, await server.post("/v1/tokens/delegate", _sent({**fields, **_narrowed(given)})))
 
 
 @token.command()
@@ -209,8 +209,8 @@ async def delegate(
 
     held = _text(parent or "-", "give --token, set INTERLOCK_TOKEN, or send one on stdin")
     private = None if key_file is None else load_private(key_file)
-    said = {"to": to, "ttl_s": ttl_s, "scopes": given["scopes"] or None, "private": private}
-    return _answer_token(out, await Tokens(app).delegate(held, by=app.caller, **said, **_narrowed(given)))
+    wanted = {"to": to, "ttl_s": ttl_s, "scopes": given["scopes"] or None, "private": private}
+    return _answer_token(out, await Tokens(app).delegate(held, by=app.caller, **wanted, **_narrowed(given)))
 
 
 def _text(given: str, how: str = "give a token, or send one on stdin") -> str:
@@ -301,8 +301,8 @@ def _span(seconds: int) -> str:
 
 
 async def _revoke_at_server(server: Server, out: Output, /, ref: str, reason: str, foreign: bool) -> int:
-    said = {"ref": _text(ref), "reason": reason, "foreign": foreign}
-    return _answer_revoked(out, await server.post("/v1/tokens/revoke", said))
+    fields = {"ref": _text(ref), "reason": reason, "foreign": foreign}
+    return _answer_revoked(out, await server.post("/v1/tokens/revoke", fields))
 
 
 @token.command(short_help="Revoke a token, a link, an identity or a signing key.")
@@ -321,17 +321,17 @@ async def revoke(app: Interlock, out: Output, /, ref: str, reason: str, foreign:
     """
     from interlock.api.tokens import Tokens
 
-    told = await Tokens(app).revoke(_text(ref), reason=reason, by=app.caller, foreign=foreign)
-    return _answer_revoked(out, told)
+    report = await Tokens(app).revoke(_text(ref), reason=reason, by=app.caller, foreign=foreign)
+    return _answer_revoked(out, report)
 
 
-def _answer_revoked(out: Output, told: Json) -> int:
-    what = told["revoked"]
+def _answer_revoked(out: Output, report: Json) -> int:
+    what = report["revoked"]
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
         page.line(GOOD, f" revoked: {what}, and everything that depends on it")
 
-    out.answer(told, show)
+    out.answer(report, show)
     return 0

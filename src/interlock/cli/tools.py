@@ -229,17 +229,17 @@ async def _show_at_server(server: Server, out: Output, /, tool: str, standard: b
     from interlock.cli.remote import part
 
     name, at, spec = tool.partition("@")
-    told = await server.get(f"/v1/tools/{part(name)}", version=spec if at else None)
-    profiles = {name: told.pop(name) for name in ("execution_profile", "permission_profile", "interface")}
+    answer = await server.get(f"/v1/tools/{part(name)}", version=spec if at else None)
+    profiles = {name: answer.pop(name) for name in ("execution_profile", "permission_profile", "interface")}
     if standard:
         return _answer_objects(out, profiles)
     document: Json = {
-        "tool": told.pop("tool_id"),
-        **{name: told.pop(name) for name in ("state", "availability", "deprecation", "timeout", "version")},
-        "input_schema": told["parameters"],
-        "output_schema": told["result_schema"],
-        "manifest": {name: value for name, value in told.items() if name not in BESIDE_MANIFEST},
-        "known_pairs": told["known_pairs"],
+        "tool": answer.pop("tool_id"),
+        **{name: answer.pop(name) for name in ("state", "availability", "deprecation", "timeout", "version")},
+        "input_schema": answer["parameters"],
+        "output_schema": answer["result_schema"],
+        "manifest": {name: value for name, value in answer.items() if name not in BESIDE_MANIFEST},
+        "known_pairs": answer["known_pairs"],
     }
     return _answer_version(out, document)
 
@@ -341,8 +341,8 @@ def _show_version(page: Page, document: Json) -> None:
     ]
     # A server tells callers neither where a tool comes from nor the digest of what runs it.
     facts += [(name, document[key]) for name, key in (("digest", "digest"), ("from", "origin")) if key in document]
-    told: Json = document["deprecation"] or {}
-    facts.extend((name, str(said)) for name, said in told.items() if said is not None)
+    notice: Json = document["deprecation"] or {}
+    facts.extend((name, str(value)) for name, value in notice.items() if value is not None)
     page.line(Text("contract", "bold"))
     page.facts(facts)
 
@@ -361,11 +361,11 @@ def _fields(schema: Json) -> list[list[str]]:
         default = f", {part['default']!r} unless said" if "default" in part else ", may be left out"
         examples: list[Any] = part.get("examples") or []
         example = f" (for example {examples[0]!r})" if examples else ""
-        rows.append([name, type_words(part) + ("" if name in required else default), f"{_said(part)}{example}"])
+        rows.append([name, type_words(part) + ("" if name in required else default), f"{_description(part)}{example}"])
     return rows
 
 
-def _said(part: Json) -> str:
+def _description(part: Json) -> str:
     return str(part.get("description", ""))
 
 

@@ -108,10 +108,10 @@ def _show_at_rest(reader: Reader, out: Output, /, name: str) -> int | None:
         return None
     from interlock.upstreams.repository import documents
 
-    (told,) = documents(reader, name)
-    if any(tool["state"] == "changed" for tool in told["tools"]):
+    (document,) = documents(reader, name)
+    if any(tool["state"] == "changed" for tool in document["tools"]):
         return None  # the difference to its contract, open parts tell
-    return _answer_show(out, {**told, "services": []})
+    return _answer_show(out, {**document, "services": []})
 
 
 @upstream.command(short_help="One upstream, its breakers, tools and changes.")
@@ -173,9 +173,9 @@ def _words(value: Any) -> str:
 async def _refresh_at_server(server: Server, out: Output, /, name: str, overlay: Path | None) -> int:
     from interlock.cli.remote import part
 
-    said = {} if overlay is None else {"overlay": read_overlay(overlay)}
+    fields = {} if overlay is None else {"overlay": read_overlay(overlay)}
     with out.working(f"the server asks {name} for its tools …"):
-        report = await server.post(f"/v1/upstreams/{part(name)}/refresh", said, timeout_s=LOOK_S)
+        report = await server.post(f"/v1/upstreams/{part(name)}/refresh", fields, timeout_s=LOOK_S)
     return answer_report(out, report)
 
 
@@ -188,9 +188,9 @@ async def refresh(app: Interlock, out: Output, /, name: str, overlay: Path | Non
     """Discover its tools again. Changed ones are kept out until you accept them."""
     from interlock.api.upstreams import Upstreams
 
-    said = None if overlay is None else read_overlay(overlay)
+    given = None if overlay is None else read_overlay(overlay)
     with trying_out(app, out, f"asking {name} for its tools, and trying out what is new …"):
-        report = await Upstreams(app).refresh(name, by=app.caller, overlay=said)
+        report = await Upstreams(app).refresh(name, by=app.caller, overlay=given)
     return answer_report(out, report)
 
 
@@ -199,9 +199,9 @@ async def _accept_at_server(
 ) -> int:
     from interlock.cli.remote import part
 
-    said = {"tools": list(tools), "reason": reason, "shown": _digests(shown)}
+    fields = {"tools": list(tools), "reason": reason, "shown": _digests(shown)}
     with out.working(f"the server tries out the tools of {name} …"):
-        report = await server.post(f"/v1/upstreams/{part(name)}/accept", said, timeout_s=LOOK_S)
+        report = await server.post(f"/v1/upstreams/{part(name)}/accept", fields, timeout_s=LOOK_S)
     return answer_report(out, report)
 
 
@@ -237,8 +237,8 @@ async def _probe_at_server(server: Server, out: Output, /, name: str) -> int:
     from interlock.cli.remote import part
 
     with out.working(f"the server asks {name} whether it answers …"):
-        told = await server.post(f"/v1/upstreams/{part(name)}/probe", {}, timeout_s=120.0)
-    return _answer_probe(out, told)
+        report = await server.post(f"/v1/upstreams/{part(name)}/probe", {}, timeout_s=120.0)
+    return _answer_probe(out, report)
 
 
 @upstream.command()
@@ -250,8 +250,8 @@ async def probe(app: Interlock, out: Output, /, name: str) -> int:
     from interlock.api.upstreams import Upstreams
 
     with out.working(f"asking {name} whether it answers …"):
-        told = await Upstreams(app).probe(name, by=app.caller)
-    return _answer_probe(out, told)
+        report = await Upstreams(app).probe(name, by=app.caller)
+    return _answer_probe(out, report)
 
 
 def _answer_probe(out: Output, document: Json) -> int:
@@ -276,7 +276,7 @@ async def remove(app: Interlock, out: Output, /, name: str) -> int:
     return _answer_removed(out, await Upstreams(app).remove(name, by=app.caller))
 
 
-def _answer_removed(out: Output, told: Json) -> int:
-    name: str = told["removed"]
+def _answer_removed(out: Output, report: Json) -> int:
+    name: str = report["removed"]
     out.answer({"name": name, "state": "removed"}, lambda page: page.line(f"{name} was removed"))
     return 0

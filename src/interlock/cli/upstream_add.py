@@ -61,10 +61,10 @@ def _adding(kind: str) -> Callable[[Callable[..., Json]], Callable[..., None]]:
 
         async def ask(server: Server, out: Output, /, **given: Any) -> int:
             asked = _Asked.of(kind, configure, **given)
-            said = {"name": asked.name, "kind": kind, "config": asked.config, "overlay": asked.overlay}
+            fields = {"name": asked.name, "kind": kind, "config": asked.config, "overlay": asked.overlay}
             path = "/v1/upstreams/preview" if asked.dry_run else "/v1/upstreams"
             with out.working(f"the server connects to {asked.name} and tries out its tools …"):
-                report = await server.post(path, said, timeout_s=LOOK_S)
+                report = await server.post(path, fields, timeout_s=LOOK_S)
             return answer_report(out, report, dry_run=asked.dry_run)
 
         command = at_server(ask)(over_home(run))
@@ -122,15 +122,15 @@ def _with_idempotency(overlay: Json | None, given: str | None) -> Json | None:
     return {**stated, "defaults": {**defaults, "idempotency": given}}
 
 
-def explained(failure: Failure, said: str) -> Failure:
+def explained(failure: Failure, output: str) -> Failure:
     """A failure to add an upstream, with advice for this command."""
     from interlock.core.errors import Failure
 
     message, advice = failure.in_full, failure.resolution
     if failure.code == "E3406" and "private" in message:
         advice = "if it is meant to be there: --allow-private"
-    if failure.code == "E3502" and said:
-        message, advice = f"{message}; it said:\n{said}", "correct the command, and try whether it runs by itself"
+    if failure.code == "E3502" and output:
+        message, advice = f"{message}; it said:\n{output}", "correct the command, and try whether it runs by itself"
     return Failure(failure.code, message, details=failure.details, resolution=advice)
 
 
@@ -265,16 +265,16 @@ def add_mcp(
     apps: bool,
 ) -> Json:
     """A Model Context Protocol server: the command that starts it, or its address."""
-    said: Json = {} if protocol == "auto" else {"protocol": protocol}
-    said |= {} if questions else {"questions": False}
-    said |= {} if logs is None else {"logs": logs}
-    said |= {"apps": True} if apps else {}
+    config: Json = {} if protocol == "auto" else {"protocol": protocol}
+    config |= {} if questions else {"questions": False}
+    config |= {} if logs is None else {"logs": logs}
+    config |= {"apps": True} if apps else {}
     if len(where) == 1 and where[0].startswith(("http://", "https://")):
-        return {"url": where[0], **said}
+        return {"url": where[0], **config}
     if any(not one.partition("=")[1] for one in env):
         raise click.UsageError("--env is written NAME=VALUE, such as TZ=UTC")
     variables = dict(one.split("=", 1) for one in env)
-    return {"command": list(where), "env": variables, **({} if cwd is None else {"cwd": cwd}), **said}
+    return {"command": list(where), "env": variables, **({} if cwd is None else {"cwd": cwd}), **config}
 
 
 @add.command("openapi")

@@ -78,12 +78,12 @@ async def import_(
         out.progress(f"connecting to {name} …")
 
     with trying_out(app, out, "reading the file …"):
-        told = await import_servers(app, entries, more=more, explain=explain, begin=begin)
-    governed = any(one["state"] in ("added", "known") for one in told)
+        reports = await import_servers(app, entries, more=more, explain=explain, begin=begin)
+    governed = any(one["state"] in ("added", "known") for one in reports)
     if governed:
         command = [*_command(), "--home", str(app.home.path.absolute()), "serve", "--stdio", "--bare"]
         _write(target, found.replaced(command))
-    return _answer(out, told, target if governed else None, must_leave=await app.approvals.must_leave(app.caller))
+    return _answer(out, reports, target if governed else None, must_leave=await app.approvals.must_leave(app.caller))
 
 
 def _raw(file: Path) -> bytes:
@@ -140,18 +140,18 @@ def _write(target: Path, document: Json) -> None:
 
 
 def _answer(
-    out: Output, told: list[Json], target: Path | None, *, dry_run: bool = False, must_leave: bool = False
+    out: Output, reports: list[Json], target: Path | None, *, dry_run: bool = False, must_leave: bool = False
 ) -> int:
-    document = {"servers": told, "dry_run": dry_run, "written": None if dry_run or target is None else str(target)}
-    out.answer(document, lambda page: _show(page, told, target, dry_run=dry_run, must_leave=must_leave))
-    return 1 if any(one["state"] == "refused" for one in told) else 0
+    document = {"servers": reports, "dry_run": dry_run, "written": None if dry_run or target is None else str(target)}
+    out.answer(document, lambda page: _show(page, reports, target, dry_run=dry_run, must_leave=must_leave))
+    return 1 if any(one["state"] == "refused" for one in reports) else 0
 
 
-def _show(page: Page, told: list[Json], target: Path | None, *, dry_run: bool, must_leave: bool) -> None:
+def _show(page: Page, reports: list[Json], target: Path | None, *, dry_run: bool, must_leave: bool) -> None:
     from interlock.cli.render import BAD, GOOD, MAYBE, show_message
 
     marks = {"added": GOOD, "known": GOOD, "planned": GOOD, "skipped": MAYBE, "refused": BAD}
-    for one in told:
+    for one in reports:
         states = [str(tool["state"]) for tool in one["tools"]]
         words = one["state"] if dry_run or one["reason"] else f"{counts(states)} of {len(states)} tools"
         page.line(marks[one["state"]], f" {one['name']}", right=words)
@@ -172,19 +172,19 @@ def _show(page: Page, told: list[Json], target: Path | None, *, dry_run: bool, m
         if one["state"] in ("planned", "added"):
             page.facts(facts)
     page.line("")
-    _advise(page, told, target, dry_run=dry_run, must_leave=must_leave)
+    _advise(page, reports, target, dry_run=dry_run, must_leave=must_leave)
 
 
-def _advise(page: Page, told: list[Json], target: Path | None, *, dry_run: bool, must_leave: bool) -> None:
-    governed = [one for one in told if one["state"] in ("added", "known")]
-    left = [one["name"] for one in told if one["state"] == "refused"]
+def _advise(page: Page, reports: list[Json], target: Path | None, *, dry_run: bool, must_leave: bool) -> None:
+    governed = [one for one in reports if one["state"] in ("added", "known")]
+    left = [one["name"] for one in reports if one["state"] == "refused"]
     if dry_run:
         page.line(f"nothing was started, stored or written; the new configuration would be {target}")
         return
-    page.line(f"{len(governed)} of {len(told)} servers are governed")
+    page.line(f"{len(governed)} of {len(reports)} servers are governed")
     if target is not None:
         page.line(f"The new configuration is {target}: give it to your client in place of the old one.")
-        if any(one["credentials"] for one in told):
+        if any(one["credentials"] for one in reports):
             page.line("The old one still has credentials in clear; delete it when the new one works.")
     if left:
         page.line(f"Not in it: {', '.join(left)}. Correct them and import again; those that are governed stay.")

@@ -42,7 +42,7 @@ class Viewer(Protocol):
         """Whether a server continues approved calls by itself."""
         ...
 
-    def told(self) -> list[str]:
+    def notified_channels(self) -> list[str]:
         """The channels by which people were notified of the ticket that the page shows."""
         ...
 
@@ -65,12 +65,12 @@ class Local:
     """The facts of an open data directory, as they were when it was made."""
 
     def __init__(
-        self, app: Interlock, names: dict[str, str], alone: bool, told: list[str], undelivered: list[Json]
+        self, app: Interlock, names: dict[str, str], alone: bool, notified: list[str], undelivered: list[Json]
     ) -> None:
         self._app = app
         self._names = names
         self._alone = alone
-        self._told = told
+        self._notified = notified
         self._undelivered = undelivered
 
     @classmethod
@@ -93,8 +93,8 @@ class Local:
     def continues(self) -> bool:
         return self._app.home.alive() > 1
 
-    def told(self) -> list[str]:
-        return self._told
+    def notified_channels(self) -> list[str]:
+        return self._notified
 
     def undelivered(self) -> list[Json]:
         return self._undelivered
@@ -110,7 +110,7 @@ class AtRest:
         self._path = path
         rows = identities.all_identities(reader)
         self._names = {one.did: _called({"name": one.name, "tenant": one.tenant}) for one in rows if one.name}
-        self._told = [] if ticket is None else notifications.sent_channels(reader, ticket.id)
+        self._notified = [] if ticket is None else notifications.sent_channels(reader, ticket.id)
         self._late = [] if ticket is None else _late(notifications.undelivered(reader, ticket.id, 50))
 
     def name_of(self, who: str) -> str:
@@ -134,8 +134,8 @@ class AtRest:
 
         return home_at(self._path).alive() > 0
 
-    def told(self) -> list[str]:
-        return self._told
+    def notified_channels(self) -> list[str]:
+        return self._notified
 
     def undelivered(self) -> list[Json]:
         return self._late
@@ -194,7 +194,7 @@ class Remote:
     def continues(self) -> bool:
         return True
 
-    def told(self) -> list[str]:
+    def notified_channels(self) -> list[str]:
         return list(self._ticket.get("told") or ())
 
     def undelivered(self) -> list[Json]:

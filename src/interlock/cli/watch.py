@@ -34,7 +34,7 @@ Json = dict[str, Any]
 _MENU = "[a]pprove  [e]dit  [d]eny  [p]review in full  [n]ext  [q]uit"
 
 
-class Desk(Protocol):
+class TicketSource(Protocol):
     """A source of tickets, and the place to decide them: a data directory, or a server."""
 
     look_every_s: float
@@ -60,7 +60,7 @@ class Desk(Protocol):
         ...
 
 
-class LocalDesk:
+class LocalTickets:
     """The tickets of an open data directory."""
 
     look_every_s = 0.3
@@ -89,7 +89,7 @@ class LocalDesk:
         await decided(app, ticket_id, by, app.approvals.deny(ticket_id, by=by, comment=comment))
 
 
-class ServerDesk:
+class ServerTickets:
     """The tickets of a server that the holder of the token may see."""
 
     look_every_s = 1.0
@@ -118,9 +118,9 @@ class ServerDesk:
         await self._server.post(f"/v1/approvals/{ticket_id}/deny", {"comment": comment})
 
 
-async def watch(desk: Desk, out: Output, *, for_s: float) -> None:
+async def watch(source: TicketSource, out: Output, *, for_s: float) -> None:
     """Watch until the time is up, somebody interrupts, or `q` is pressed."""
-    watching = _Watch(desk, out)
+    watching = _Watch(source, out)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, watching.stop)
@@ -200,9 +200,9 @@ class _Watch:
     INVARIANT: keys are about one ticket, the one they were offered with; that another one comes changes nothing.
     """
 
-    def __init__(self, desk: Desk, out: Output) -> None:
+    def __init__(self, source: TicketSource, out: Output) -> None:
         self.keys: asyncio.Queue[str] = asyncio.Queue()
-        self._desk = desk
+        self._source = source
         self._out = out
         self._known: dict[str, Ticket] = {}
         self._skipped: set[str] = set()
@@ -220,7 +220,7 @@ class _Watch:
                 if on_terminal:
                     self._offer()
             try:
-                pressed = await asyncio.wait_for(self.keys.get(), min(self._desk.look_every_s, left_s))
+                pressed = await asyncio.wait_for(self.keys.get(), min(self._source.look_every_s, left_s))
             except TimeoutError:
                 continue
             for key in pressed:
@@ -232,9 +232,9 @@ class _Watch:
 
     async def _look(self) -> None:
         """Tell what is new since the last look."""
-        waiting = {one.id: one for one in await self._desk.waiting()}
+        waiting = {one.id: one for one in await self._source.waiting()}
         for ticket_id, before in list(self._known.items()):
-            now = waiting.get(ticket_id) or await self._desk.ticket(ticket_id)
+            now = waiting.get(ticket_id) or await self._source.ticket(ticket_id)
             if (now.state, now.step) != (before.state, before.step):
                 await self._tell(now.state.lower() if now.state != before.state else "escalated", now)
             self._known[ticket_id] = now
@@ -247,11 +247,11 @@ class _Watch:
 
     async def _tell(self, event: str, ticket: Ticket) -> None:
         if self._out.as_json:
-            self._out.write({"event": event, "ticket": document(await self._desk.viewer(ticket), ticket)})
+            self._out.write({"event": event, "ticket": document(await self._source.viewer(ticket), ticket)})
             return
         page = self._out.page()
         if event == "asked":
-            show_brief(await self._desk.viewer(), page, ticket)
+            show_brief(await self._source.viewer(), page, ticket)
         else:
             page.line(Text(short(ticket), "bold cyan"), f"  {ticket.ref}   {await self._words(event, ticket)}")
         sys.stdout.flush()
@@ -262,7 +262,7 @@ class _Watch:
         if event in ("approved", "denied"):
             changed = ", with the input edited" if ticket.edited is not None else ""
             comment = f": {ticket.comment}" if ticket.comment else ""
-            who = (await self._desk.viewer()).name_of(ticket.resolved_by or "")
+            who = (await self._source.viewer()).name_of(ticket.resolved_by or "")
             return f"{event} by {who}{changed}{comment}"
         return _HAPPENED[ticket.state]
 
@@ -287,7 +287,7 @@ class _Watch:
     async def _act(self, key: str, ticket: Ticket) -> None:
         about = f"{short(ticket)} {ticket.ref}"
         if key == "p":
-            show_ticket(await self._desk.viewer(ticket), self._out.page(), ticket)
+            show_ticket(await self._source.viewer(ticket), self._out.page(), ticket)
             _say(f"{short(ticket)}: {_MENU}\n")
         elif key == "n":
             self._skipped.add(ticket.id)
@@ -311,13 +311,13 @@ class _Watch:
             self._current = None
 
     async def _approve(self, line: str, edit: Json | None = None) -> None:
-        await self._desk.approve(self._current or "", line, edit)
+        await self._source.approve(self._current or "", line, edit)
 
     async def _edit(self, line: str) -> None:
         await self._approve("", parse_changes(parse_json(line, "edit", or_stdin=False)))
 
     async def _deny(self, line: str) -> None:
-        await self._desk.deny(self._current or "", line)
+        await self._source.deny(self._current or "", line)
 
 
 def _say(text: str) -> None:

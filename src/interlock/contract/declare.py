@@ -229,12 +229,12 @@ def _kindly(declare: Options) -> Options:
     options = inspect.signature(declare).parameters
 
     @functools.wraps(declare)
-    def tool(*unnamed: Any, **said: Any) -> Any:
-        faults = [*_unnamed(unnamed, said), *_forgotten(said), *_unknown(options, said)]
+    def tool(*unnamed: Any, **stated: Any) -> Any:
+        faults = [*_unnamed(unnamed, stated), *_forgotten(stated), *_unknown(options, stated)]
         if not faults and not unnamed:
-            return declare(**said)
-        known = {name: said.get(name, option.default) for name, option in options.items()}
-        declarer = _declarer(known | {name: said.get(name, line) for name, (line, _) in _NEEDED.items()}, faults)
+            return declare(**stated)
+        known = {name: stated.get(name, option.default) for name, option in options.items()}
+        declarer = _declarer(known | {name: stated.get(name, line) for name, (line, _) in _NEEDED.items()}, faults)
         # Bare `@tool` and `tool(function, …)` get the function at once.
         return declarer(unnamed[0], above=2) if len(unnamed) == 1 and callable(unnamed[0]) else declarer
 
@@ -324,8 +324,8 @@ def _forgotten(options: Json) -> Iterator[Fault]:
             yield Fault(f"/{name}", f'`{name}` is missing: write @tool({name}="{line}"){meaning}')
 
 
-def _unknown(options: Mapping[str, Any], said: Json) -> Iterator[Fault]:
-    for name in said:
+def _unknown(options: Mapping[str, Any], stated: Json) -> Iterator[Fault]:
+    for name in stated:
         if name not in options:
             near = difflib.get_close_matches(_ALSO_CALLED.get(name, name), options, n=1)
             hint = f"; did you mean `{near[0]}`?" if near else f"; there are {', '.join(options)}"
@@ -399,12 +399,12 @@ def _refused(function: Any, faults: list[Fault]) -> Tool[..., Any]:
 
 
 def _facts(
-    function: Callable[..., Any], said: Mapping[str, Any], text: str, annotations: Annotations, faults: list[Fault]
+    function: Callable[..., Any], stated: Mapping[str, Any], text: str, annotations: Annotations, faults: list[Fault]
 ) -> Json:
     """Build the manifest from the options, the docstring and the hints; adds the faults of the options."""
 
     def listed(option: str, kind: type | tuple[type, ...] = object) -> list[Any]:
-        value = said[option]
+        value = stated[option]
         items = list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple | set | frozenset) else None
         others = [one for one in items or () if not isinstance(one, kind)]
         if items is None or others:
@@ -414,61 +414,61 @@ def _facts(
         return items
 
     def part(option: str, kind: type[BaseModel]) -> Json:
-        value = said[option]
+        value = stated[option]
         if not isinstance(value, kind):
             faults.append(Fault(f"/{option}", f"`{option}` has parts: write {option}={kind.__name__}(…)"))
             return {}
         return value.model_dump(exclude_unset=option == "sandbox")
 
-    identifier, space = _name_of(function, said)
+    identifier, space = _name_of(function, stated)
     examples = [one if isinstance(one, Example) else Example(one) for one in listed("examples", (Mapping, Example))]
     facts: Json = {
         "tool_id": identifier,
         "namespace": space,
-        "version": said["version"],
-        "name": said["title"] or identifier.replace("_", " ").title().ljust(3),
+        "version": stated["version"],
+        "name": stated["title"] or identifier.replace("_", " ").title().ljust(3),
         "description": text[:2000].ljust(10),
-        "provider": said["provider"],
+        "provider": stated["provider"],
         "protocol": "native",
         "parameters": annotations.parameters,
         "result_schema": annotations.result,
         "required_permissions": listed("permissions"),
         "required_scopes": listed("scopes"),
-        "mutation_class": said["mutation_class"],
+        "mutation_class": stated["mutation_class"],
         "effects": [effect.model_dump() for effect in listed("effects", Effect)],
-        "idempotency": {} if said["window_s"] is None else {"window_seconds": said["window_s"]},
+        "idempotency": {} if stated["window_s"] is None else {"window_seconds": stated["window_s"]},
         "observability": {},
         "examples": [dict(example.arguments) for example in examples],
         "aliases": listed("aliases"),
         "tags": listed("tags"),
     }
-    facts |= {field: said[field] for field in _PLAIN_FACTS if said[field] is not None}
+    facts |= {field: stated[field] for field in _PLAIN_FACTS if stated[field] is not None}
     for name in ("content_types", "expected_artifacts", "expected_resources"):
-        if said[name]:
+        if stated[name]:
             facts[name] = listed(name)
-    if recorded := [told for one in examples if (told := one.recorded()) is not None]:
+    if recorded := [pair for one in examples if (pair := one.recorded()) is not None]:
         facts["recorded_examples"] = recorded
-    if said["known_pairs"]:
+    if stated["known_pairs"]:
         facts["known_pairs"] = [dict(one) for one in listed("known_pairs", Mapping)]
-    if said["preconditions"]:
+    if stated["preconditions"]:
         facts["preconditions"] = [one.model_dump() for one in listed("preconditions", Precondition)]
-    if said["sandbox"]:
-        facts["sandbox"] = {} if said["sandbox"] is True else part("sandbox", Sandboxing)
-    if said["memory"] is not None:
-        facts["resource_limits"] = {"memory": said["memory"]}
-    if said["network"] is not None:
+    if stated["sandbox"]:
+        facts["sandbox"] = {} if stated["sandbox"] is True else part("sandbox", Sandboxing)
+    if stated["memory"] is not None:
+        facts["resource_limits"] = {"memory": stated["memory"]}
+    if stated["network"] is not None:
         facts["network_policy"] = part("network", NetworkPolicy)
-    if said["approval"] is not None:
+    if stated["approval"] is not None:
         facts["approval"] = part("approval", Approval)
-    if said["checkpoints"] is not False:
-        events = [] if said["checkpoints"] is True else listed("checkpoints")
+    if stated["checkpoints"] is not False:
+        events = [] if stated["checkpoints"] is True else listed("checkpoints")
         facts["checkpoint_config"] = {"enabled": True, "macro_events": events}
     for option, field in (("retry", "retry_policy"), ("breaker", "circuit_breaker_config")):
-        if said[option] is not None:
-            facts[field] = dict(said[option]) if isinstance(said[option], Mapping) else said[option]
-    if said["timeout_s"] is not None:
-        facts["timeout_default"] = said["timeout_s"]
-    elif said["timeout_class"] is None:
+        if stated[option] is not None:
+            facts[field] = dict(stated[option]) if isinstance(stated[option], Mapping) else stated[option]
+    if stated["timeout_s"] is not None:
+        facts["timeout_default"] = stated["timeout_s"]
+    elif stated["timeout_class"] is None:
         facts["timeout_class"] = "standard"
     return facts
 

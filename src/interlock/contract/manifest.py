@@ -75,9 +75,9 @@ else:
     class _Kind(type(BaseModel)):
         """Makes a part that an author writes in Python: by name or in order, refused with a message (E3105)."""
 
-        def __call__(cls, *said, **facts):
-            named = dict(zip(cls.model_fields, said, strict=False))
-            if len(said) > len(named) or named.keys() & facts.keys():
+        def __call__(cls, *values, **facts):
+            named = dict(zip(cls.model_fields, values, strict=False))
+            if len(values) > len(named) or named.keys() & facts.keys():
                 raise Failure("E3105", f"{cls.__name__}(…) takes {', '.join(cls.model_fields)}, each once")
             try:
                 return super().__call__(**named, **facts)
@@ -540,7 +540,7 @@ class Manifest(Part):
         return f"{self.namespace}.{self.tool_id}"
 
     @property
-    def told(self) -> str:
+    def full_description(self) -> str:
         """The description for models and programs: of an upstream's tool, its own words whole."""
         own = None if self.execution is None else self.execution.native.get(OWN_DESCRIPTION)
         return self.description if own is None else str(own)

@@ -107,11 +107,11 @@ def common(specs: Sequence[str | None], versions: Collection[str], deprecated: C
     An omitted spec or `LATEST` selects nothing: a token or a pin decides then. Each of the others must admit the
     version by itself, so a request for a pre-release does not widen a token that names releases only.
     """
-    asking = [spec for spec in specs if not _is_latest(spec)]
-    sets = [_candidates(spec, versions) for spec in asking or (None,)]
+    selecting = [spec for spec in specs if not _is_latest(spec)]
+    sets = [_candidates(spec, versions) for spec in selecting or (None,)]
     matching = set[str].intersection(*sets)
     if not matching:
-        listed = ", ".join(f"`{spec}`" for spec in asking) or "any release"
+        listed = ", ".join(f"`{spec}`" for spec in selecting) or "any release"
         raise _without(versions, "E3103", f"no version satisfies all of {listed}")
     return _best(matching, deprecated)
 

@@ -170,10 +170,10 @@ class Supervisor:
         bound = min(FIRST_PAUSE_S * 2 ** min(supervised.failures - 1, 16), LONGEST_PAUSE_S)
         return bound * (0.5 + self._clock.random_bytes(1)[0] / 512)
 
-    def _recovered(self, kept: _Task) -> None:
-        if kept.failures:
-            kept.failures, kept.error = 0, ""
-            _log.info("%s works again", kept.name)
+    def _recovered(self, task: _Task) -> None:
+        if task.failures:
+            task.failures, task.error = 0, ""
+            _log.info("%s works again", task.name)
             self._changed()
 
     def _report(self, name: str, error: BaseException) -> None:

@@ -46,19 +46,19 @@ class _Other(Exception):  # noqa: N818 - an answer, not an error
     """A schema that states more than a shape."""
 
 
-def taker(document: Json, kept: Collection[str] | None) -> Take | None:
+def taker(document: Json, exact: Collection[str] | None) -> Take | None:
     """Make the function that takes the arguments of a tool: returns their canonical form and a copy if they fit, else
     None.
 
     Arguments that are too large do not fit either.
 
     In the copy, 3 becomes 3.0 where the schema says `number`, as type hints require; but not in the members listed in
-    `kept`, nor anywhere if `kept` is None. Returns None if the schema is not a shape, or if nothing was compiled.
+    `exact`, nor anywhere if `exact` is None. Returns None if the schema is not a shape, or if nothing was compiled.
     """
     if compiled is None:
         return None
     try:
-        plan = _Reader(document).row(document, 0, lambda name: kept is not None and name not in kept)
+        plan = _Reader(document).row(document, 0, lambda name: exact is not None and name not in exact)
     except _Other:
         return None
     return compiled.Shape(plan).take

@@ -90,10 +90,10 @@ class Gate(Route):
         return False
 
     def _welcome(self, origin: bytes, host: bytes | None) -> bool:
-        said = origin.decode("latin-1").lower()
-        if said in self._origins:
+        stated = origin.decode("latin-1").lower()
+        if stated in self._origins:
             return True
-        scheme, _, place = said.partition("://")
+        scheme, _, place = stated.partition("://")
         return scheme in ("http", "https") and bool(place) and host is not None and place.encode() == host.lower()
 
 

@@ -129,8 +129,8 @@ class JsonRpcDoor(Route):
             words = f"a batch has 1 to {MAX_BATCH} requests"
             return encode(_error(None, _INVALID, f"invalid request: {words}", self._trace_id(trace)))
         answers = await self._all(batch, len(body), sender)
-        kept = [one for one in answers if one is not None]
-        return b"[%b]" % b",".join(kept) if kept else None
+        given = [one for one in answers if one is not None]
+        return b"[%b]" % b",".join(given) if given else None
 
     async def _all(self, batch: list[Any], size: int, sender: _Sender) -> list[bytes | None]:
         """The answers to a batch. Of a large one, a few requests run at a time: each turn of the loop stays short.
@@ -267,8 +267,8 @@ class JsonRpcDoor(Route):
     async def _search(self, caller: Caller, query: str, limit: int = DEFAULT_LIMIT, by: str = "both") -> Json:
         if limit.__class__ is not int or not 1 <= limit <= MOST_FOUND:
             raise _Fault(_PARAMS, f"invalid params: `limit` is a number from 1 to {MOST_FOUND}")
-        asked, way = _text(query, "query") or "", _text(by, "by") or "both"
-        found, loaded, deferred = await self._service.surfaces.found(asked, caller, "jsonrpc", limit, way)
+        asked, by_which = _text(query, "query") or "", _text(by, "by") or "both"
+        found, loaded, deferred = await self._service.surfaces.search_at(asked, caller, "jsonrpc", limit, by_which)
         tools = [{**self._brief(one.version), "score": one.score} for one in loaded]
         return {"tools": tools, "deferred": deferred, **found.facts()}
 
@@ -333,7 +333,7 @@ class JsonRpcDoor(Route):
             "tool_id": version.row.address,
             "version": version.row.version,
             "title": manifest.title or manifest.name,
-            "description": manifest.told,
+            "description": manifest.full_description,
             "mutation_class": manifest.mutation_class,
             "known_pairs": len(manifest.known_pairs),
             "availability": self._service.tools.availability(version),

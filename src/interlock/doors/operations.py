@@ -46,8 +46,8 @@ class OperationsDoor(Door):
         await self._tell_health(send, await self._service.health.readiness())
 
     @staticmethod
-    async def _tell_health(send: Send, told: tuple[int, Json]) -> None:
-        status, document = told
+    async def _tell_health(send: Send, health: tuple[int, Json]) -> None:
+        status, document = health
         await answer(send, status, orjson.dumps(document), [(b"x-trace-id", os.urandom(16).hex().encode())])
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:

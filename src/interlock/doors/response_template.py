@@ -48,11 +48,11 @@ class Template:
         found = re.compile(b"|".join(b"(%b)" % one for one in places))
         order = [one.lastindex - 1 for one in found.finditer(words) if one.lastindex is not None]
         self.has_rules, self.has_text, self.has_approval = 4 in order, 7 in order, 8 in order
-        kept = {f"word_{at}": one.decode() for at, one in enumerate(re.split(b"|".join(places), words))}
-        turns = zip_longest(kept, [_FILLINGS[place] for place in order])
+        constants = {f"word_{at}": one.decode() for at, one in enumerate(re.split(b"|".join(places), words))}
+        turns = zip_longest(constants, [_FILLINGS[place] for place in order])
         in_turn = "".join(f"{{{name}}}" for turn in turns for name in turn if name is not None)
         # A format string puts them together quickest. It is written here, of our own names, each in braces.
-        self.filled: Callable[..., str] = eval(f"lambda {', '.join(_FILLINGS)}: f'{in_turn}'", kept)  # noqa: S307
+        self.filled: Callable[..., str] = eval(f"lambda {', '.join(_FILLINGS)}: f'{in_turn}'", constants)  # noqa: S307
 
 
 class Templates:

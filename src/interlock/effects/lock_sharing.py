@@ -87,10 +87,10 @@ class Sharing:
     def _granted(self) -> list[Ticket]:
         return [ticket for ticket in self._tickets if ticket.granted]
 
-    def _post(self, asking: list[Ticket]) -> list[Answer] | None:
+    def _post(self, requests: list[Ticket]) -> list[Answer] | None:
         """Write the locks of this process. None while another process writes."""
         try:
-            posted = self._board.post(self._granted(), asking)
+            posted = self._board.post(self._granted(), requests)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -156,7 +156,7 @@ class RemoteSharing(Sharing):
 
     def __init__(self, board: Board, tickets: Collection[Ticket]) -> None:
         super().__init__(board, tickets)
-        self._asking: dict[Ticket, asyncio.Future[Answer]] = {}
+        self._requests: dict[Ticket, asyncio.Future[Answer]] = {}
         self._under_way = False
         # Whether the board may say something else than the tickets, though nobody asks.
         self._outdated = False
@@ -180,7 +180,7 @@ class RemoteSharing(Sharing):
     async def ask(self, ticket: Ticket) -> Answer:
         if self._closed:
             raise _closed()
-        answer = self._asking[ticket] = self._loop.create_future()
+        answer = self._requests[ticket] = self._loop.create_future()
         self._next()
         return await answer
 
@@ -205,13 +205,13 @@ class RemoteSharing(Sharing):
 
     def _next(self) -> None:
         """Write the locks of this process on the thread, unless it is at work: then when it has done that."""
-        if self._under_way or self._closed or not (self._asking or self._outdated):
+        if self._under_way or self._closed or not (self._requests or self._outdated):
             return
         # A caller that was cancelled has taken its ticket back.
-        asking = {ticket: waiting for ticket, waiting in self._asking.items() if not waiting.done()}
-        self._asking, self._outdated = {}, False
+        requests = {ticket: waiting for ticket, waiting in self._requests.items() if not waiting.done()}
+        self._requests, self._outdated = {}, False
         self.alone = False
-        self._step(partial(self._board.post, self._granted(), list(asking)), partial(self._answered, asking))
+        self._step(partial(self._board.post, self._granted(), list(requests)), partial(self._answered, requests))
 
     def _step(self, work: Callable[[], Any], done: Callable[[asyncio.Future[Any]], None]) -> None:
         self._under_way = True
@@ -223,32 +223,32 @@ class RemoteSharing(Sharing):
 
         self._loop.run_in_executor(self._thread, work).add_done_callback(ended)
 
-    def _answered(self, asking: dict[Ticket, asyncio.Future[Answer]], future: asyncio.Future[Posted]) -> None:
+    def _answered(self, requests: dict[Ticket, asyncio.Future[Answer]], future: asyncio.Future[Posted]) -> None:
         error = future.exception()
         if error is not None:
-            self._failed(asking, error)
+            self._failed(requests, error)
             return
         posted = future.result()
         self._reported = False
         self._is_posted(posted)
-        for waiting, answer in zip(asking.values(), posted.answers, strict=True):
+        for waiting, answer in zip(requests.values(), posted.answers, strict=True):
             _settle(waiting, answer)
         if posted.alone:
             self._outdated = False
             self._answer_all("alone")
 
-    def _failed(self, asking: dict[Ticket, asyncio.Future[Answer]], error: BaseException) -> None:
+    def _failed(self, requests: dict[Ticket, asyncio.Future[Answer]], error: BaseException) -> None:
         failure = error if isinstance(error, Failure) else Failure("E3801", "locks cannot be shared between processes")
         if not self._reported and not self._closed:
             self._reported = True
             _log.warning("locks cannot be shared between processes: %s", failure.message)
-        for waiting in asking.values():
+        for waiting in requests.values():
             _settle(waiting, failure)
         self._loop.call_later(_TELL_AGAIN_S, self._publish)
 
     def _answer_all(self, answer: Answer | Failure) -> None:
-        asking, self._asking = self._asking, {}
-        for waiting in asking.values():
+        requests, self._requests = self._requests, {}
+        for waiting in requests.values():
             _settle(waiting, answer)
 
     def _listen(self) -> None:

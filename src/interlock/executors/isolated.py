@@ -92,7 +92,7 @@ class IsolatedExecutor(Executor):
     def _note(self, call: Call, outcome: Outcome) -> None:
         """Meter a call, and have attempts at what the sandbox forbids recorded."""
         if call.more.meter is not None and outcome.cpu_ns is not None:
-            call.more.meter.told(outcome.cpu_ns, outcome.wall_ns, outcome.max_rss or 0)
+            call.more.meter.record_use(outcome.cpu_ns, outcome.wall_ns, outcome.max_rss or 0)
         if outcome.violations:
             self._site.violated(call, outcome.violations)
 

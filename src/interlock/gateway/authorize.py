@@ -213,8 +213,8 @@ class Authorizer:
             elif obligation == "log":
                 # At the level of an alert, so that no usual setting of the log leaves it out.
                 extra = {"trace_id": call.trace_id, "invocation_id": call.id}
-                told = f"{call.ref} in call {call.id}: {decision.behavior}"
-                _log.warning("the policy engine asks for a log entry: %s", told, extra=extra)
+                text = f"{call.ref} in call {call.id}: {decision.behavior}"
+                _log.warning("the policy engine asks for a log entry: %s", text, extra=extra)
 
 
 def _lacking(tool: Prepared, caller: Caller, decision: Decision) -> Decision:

@@ -247,10 +247,10 @@ class Hooks:
 
     def _add_texts(self, call: Call, hook: Hook, kind: OutputKind, texts: Sequence[str]) -> None:
         """Pass on texts of a hook, as far as the call has room for them."""
-        said = [one["text"] for one in call.more.hook_outputs if one["output"] in ("message", "context")]
-        room = MOST_CHARACTERS - sum(map(len, said))
+        added = [one["text"] for one in call.more.hook_outputs if one["output"] in ("message", "context")]
+        room = MOST_CHARACTERS - sum(map(len, added))
         for index, text in enumerate(texts):
-            shown = self._text(call, text) if len(said) + index < MOST_TEXTS else None
+            shown = self._text(call, text) if len(added) + index < MOST_TEXTS else None
             if shown is None or len(shown) > room:
                 call.extend().warnings.append(f"hook `{hook.id}` said more than is passed on")
                 return

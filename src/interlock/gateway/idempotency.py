@@ -190,9 +190,9 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[tuple[str, str
             idempotency.mark_unknown(transaction, scope, call)
             intent = ledger.newest_of_kind(transaction, call, "intent")
             known: Json = {} if intent is None else orjson.loads(intent)
-            told = {name: known.get(name) for name in _OF_THE_INTENT if name in known or name in _OF_EVERY_CLOSING}
+            fields = {name: known.get(name) for name in _OF_THE_INTENT if name in known or name in _OF_EVERY_CLOSING}
             body = records.plain(
-                "closed", call, transaction.now_ms, **told, toolId=tool, version=version, callerId=caller,
+                "closed", call, transaction.now_ms, **fields, toolId=tool, version=version, callerId=caller,
                 inputHash=input_hash, outputSummary=None, sideEffects=[], latencyMs=None,
                 idempotencyKey=key or None, status="ERROR", errorCode="PRECONDITION_FAILED", error_code="E3409",
                 error_class="execution_failed", states=["running", "failed"], source="synthetic", outcome="unknown",

@@ -57,11 +57,11 @@ def worth_keeping(call: Call) -> bool:
 
 def to_keep(call: Call) -> Json:
     """Return what is stored of the inputs of a call. One that does not fit its contract has only a `model_input`."""
-    kept: Json = {
+    stored: Json = {
         "model_input": decode(call.model_input),
         "changes": [_document(change) for change in call.more.mutations],
     }
-    return kept if call.input is not None else {**kept, "reached": "model_input"}
+    return stored if call.input is not None else {**stored, "reached": "model_input"}
 
 
 def observable(call: Call) -> Json:
@@ -78,11 +78,11 @@ def _document(change: Mutated) -> Json:
     return facts if change.after is ABSENT else {**facts, "value": change.after}
 
 
-def read(kept: Json) -> Inputs:
+def read(stored: Json) -> Inputs:
     """Return the four inputs from what was stored of them."""
-    changes: list[Json] = kept["changes"]
-    found: list[Any] = [kept["model_input"]]
-    if "reached" in kept:
+    changes: list[Json] = stored["changes"]
+    found: list[Any] = [stored["model_input"]]
+    if "reached" in stored:
         return Inputs(found[0], None, None, None, tuple(changes))
     for stage in INPUTS[1:]:
         found.append(replay(found[0], [one for one in changes if INPUTS.index(one["after"]) <= INPUTS.index(stage)]))
@@ -112,9 +112,9 @@ def _unescaped(step: str) -> str:
 
 def from_record(closed: Json, defaults: Mapping[str, Any]) -> tuple[Json, ...]:
     """Return the changes in a closing record. The values of defaults come from the contract."""
-    told = cast("list[Json]", closed.get("inputMutations") or [])
+    mutations = cast("list[Json]", closed.get("inputMutations") or [])
     changes: list[Json] = []
-    for one in told:
+    for one in mutations:
         before, after = between(one["source"])
         change: Json = {"before": before, "after": after, "source": one["source"], "pointer": one["pointer"]}
         name = _unescaped(one["pointer"].removeprefix("/"))

@@ -25,12 +25,12 @@ def open_call(request: Request, clock: Clock) -> Call:
     return call
 
 
-def trace_of(said: str, otherwise: str) -> tuple[str, w3c.Position | None]:
+def trace_of(stated: str, otherwise: str) -> tuple[str, w3c.Position | None]:
     """Return the trace that a request names, and the caller's position in it. `otherwise` if it cannot be used."""
-    if w3c.claims(said):
-        above = w3c.read(said)
+    if w3c.claims(stated):
+        above = w3c.read(stated)
         return (otherwise, None) if above is None else (above.trace_id, above)
-    return (said if _TRACE.match(said) else otherwise), None
+    return (stated if _TRACE.match(stated) else otherwise), None
 
 
 def with_id(request: Request, clock: Clock) -> Request:

@@ -51,8 +51,8 @@ class UnknownCall:
     at_ms: int
 
     def document(self) -> Json:
-        told = asdict(self)
-        return {"invocation_id": told.pop("call"), "at": iso(told.pop("at_ms")), **told}
+        document = asdict(self)
+        return {"invocation_id": document.pop("call"), "at": iso(document.pop("at_ms")), **document}
 
 
 async def unknown_calls(journal: Store) -> list[UnknownCall]:

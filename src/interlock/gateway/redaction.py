@@ -113,15 +113,15 @@ class CallRedaction:
         details = None if failure.details is None else self.without_private_values(call, dict(failure.details))
         return Failure(failure.code, self.without_private_values(call, failure.message), details=details)
 
-    def recordable_resources(self, call: Call, found: Sequence[str]) -> tuple[str, ...] | None:
+    def recordable_resources(self, call: Call, resources: Sequence[str]) -> tuple[str, ...] | None:
         """Return the resources of a call as they may be recorded; None if one contains a private value.
 
         A part of a name would be the name of another resource.
         """
         private = self.private_values(call) if call.more.private else []
-        if private and any(scrub(one, private)[0] != one for one in found):
+        if private and any(scrub(one, private)[0] != one for one in resources):
             return None
-        return None if any(map(self._redactor.has_credential, found)) else tuple(found)
+        return None if any(map(self._redactor.has_credential, resources)) else tuple(resources)
 
 
 def _redact_text(redactor: Redactor, text: str, hidden: list[str], private: list[str]) -> str:

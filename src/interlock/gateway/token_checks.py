@@ -106,16 +106,16 @@ def reach_of(contract: Contract, arguments: Mapping[str, Any]) -> tuple[str, ...
     return (*resources_of(contract, arguments), *(one.resource for one in _permissions(contract)))
 
 
-def check_resources(capability: Capability, contract: Contract, found: Sequence[str]) -> None:
+def check_resources(capability: Capability, contract: Contract, resources: Sequence[str]) -> None:
     """Refuse (E3206) resources that the token does not cover; a call must name at least one.
 
     A sandboxed tool that lists permissions needs to name none: it cannot reach anything else.
     """
-    told = contract.manifest.sandbox is not None and contract.auth.required_permissions
-    if not found and not told:
+    stated = contract.manifest.sandbox is not None and contract.auth.required_permissions
+    if not resources and not stated:
         words = f"the token is bound to resources, and {contract.ref} does not tell which it touches"
         raise Failure("E3206", words)
-    for resource in found:
+    for resource in resources:
         if not capability.covers_resource(resource):
             words = f"the token does not cover {resource}"
             raise BlockedPath(words, _path_in(resource)) if resource.startswith("file:") else Failure("E3206", words)

@@ -154,8 +154,8 @@ async def answer(
 
 async def refuse(send: Send, failure: Failure, trace_id: str = "") -> None:
     """A failure that no call was made for."""
-    told = refusal(failure, trace_id or os.urandom(16).hex())
-    await answer(send, failure.row.http, orjson.dumps(told), retry_after(failure))
+    document = refusal(failure, trace_id or os.urandom(16).hex())
+    await answer(send, failure.row.http, orjson.dumps(document), retry_after(failure))
 
 
 def refusal(failure: Failure, trace_id: str) -> Json:

@@ -71,7 +71,7 @@ def governed(kit: Toolkit, name: str, contract: Contract) -> GovernedTool:
     """One tool, which calls through the toolkit."""
     tool = GovernedTool(
         name=name,
-        description=contract.manifest.told or contract.manifest.description,
+        description=contract.manifest.full_description or contract.manifest.description,
         args_schema=contract.input.model_facing,
         handle_tool_error=True,
     )

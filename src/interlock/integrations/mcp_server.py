@@ -49,8 +49,8 @@ def _command(server: Any) -> list[str]:
     place = server if isinstance(server, str) else _place_of(server)
     where, _, variable = place.rpartition(":")
     if not where or not variable.isidentifier():
-        said = f"`{place[:80]}` is no place" if place else "no module has this server at its top level"
-        raise Failure("E3004", said, resolution=_ADVICE)
+        message = f"`{place[:80]}` is no place" if place else "no module has this server at its top level"
+        raise Failure("E3004", message, resolution=_ADVICE)
     file = str(Path(where).resolve()) if where.endswith(".py") else where
     return [sys.executable, "-m", "interlock.integrations.mcp_server", f"{file}:{variable}"]
 

@@ -36,7 +36,7 @@ class GovernedToolset(AbstractToolset[Any]):
         for name, contract in await self._kit.named():
             described = ToolDefinition(
                 name=name,
-                description=contract.manifest.told or contract.manifest.description,
+                description=contract.manifest.full_description or contract.manifest.description,
                 parameters_json_schema=contract.input.model_facing,
             )
             tools[name] = ToolsetTool(

@@ -224,12 +224,12 @@ class Pool:
     def _close_idle(self) -> None:
         self._sweep = None
         loop = asyncio.get_running_loop()
-        kept = [one for one in self._idle if loop.time() - one.idle_since < IDLE_S]
-        for connection in set(self._idle).difference(kept):
+        retained = [one for one in self._idle if loop.time() - one.idle_since < IDLE_S]
+        for connection in set(self._idle).difference(retained):
             connection.cut()
-        self._idle = kept
-        if kept:
-            left_s = IDLE_S - (loop.time() - min(one.idle_since for one in kept))
+        self._idle = retained
+        if retained:
+            left_s = IDLE_S - (loop.time() - min(one.idle_since for one in retained))
             self._sweep = loop.call_later(max(left_s, 0.1), self._close_idle)
 
     def close(self) -> None:

@@ -218,7 +218,7 @@ def _in_windows(search: Callable[..., re.Match[str] | None]) -> Callable[[str, i
     again.
     """
 
-    def found(text: str, start: int) -> re.Match[str] | None:
+    def first_match(text: str, start: int) -> re.Match[str] | None:
         end = start + _WINDOW
         while end < len(text):
             match = search(text, start, end)
@@ -227,7 +227,7 @@ def _in_windows(search: Callable[..., re.Match[str] | None]) -> Callable[[str, i
             start, end = match.start() if match else end - _REACH, end + _WINDOW
         return search(text, start)
 
-    return found
+    return first_match
 
 
 def _may_hold_number(text: str) -> bool:

@@ -97,7 +97,7 @@ class Catalog:
         await self._refresh()
         version = self._resolved.get((name, spec))
         if version is None:
-            find = partial(self._found, name, spec, capability)
+            find = partial(self._look_up, name, spec, capability)
             # What a failure tells depends on the token. A file is read at once, also where there is no event loop.
             key = name, spec, "" if capability is None else capability.digest, self._log.number
             version = await (find() if self._journal.near else self._finding.do(key, find))
@@ -110,7 +110,7 @@ class Catalog:
             version.refuse_if_gone(now_ms)
         return version
 
-    async def _found(self, name: str, spec: str | None, capability: Capability | None) -> Version:
+    async def _look_up(self, name: str, spec: str | None, capability: Capability | None) -> Version:
         revision = self._log.number
         version = await self._find(name, spec, capability)
         if revision == self._log.number:

@@ -34,7 +34,7 @@ class Quarantined(NamedTuple):
     lifted_ms: int | None
 
     @property
-    def way_out(self) -> str:
+    def advice(self) -> str:
         """The command that releases it.
 
         If its definition changed, it is held on its upstream's account, not a call's.
@@ -128,7 +128,7 @@ class Quarantine:
         held = self.held.get(digest)
         if held is not None:
             words = f"{ref} is in quarantine until a person has looked at it: {held.reason}"
-            raise Failure("E3210", words, details={"quarantined": True}, resolution=held.way_out)
+            raise Failure("E3210", words, details={"quarantined": True}, resolution=held.advice)
 
     def holds(self, digest: str) -> bool:
         """Whether content is in quarantine."""

@@ -20,6 +20,6 @@ def ndcg(ranked: Sequence[str], needed: Sequence[Collection[str]], most: int = 1
     return gain / sum(1 / log2(place + 2) for place in range(min(most, len(needed))))
 
 
-def recall(found: Collection[str], needed: Sequence[Collection[str]]) -> float:
+def recall(results: Collection[str], needed: Sequence[Collection[str]]) -> float:
     """Return the part of the groups of which at least one tool was found."""
-    return sum(1 for group in needed if any(tool in found for tool in group)) / len(needed)
+    return sum(1 for group in needed if any(tool in results for tool in group)) / len(needed)

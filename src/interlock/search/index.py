@@ -355,11 +355,11 @@ class Index:
 
     def _renumber(self) -> None:
         """Renumber the tools, without those that were removed."""
-        kept = np.array([one is not None for one in self._ids], np.bool_)
-        numbers = np.cumsum(kept, dtype=np.int32) - 1
+        retained = np.array([one is not None for one in self._ids], np.bool_)
+        numbers = np.cumsum(retained, dtype=np.int32) - 1
         for term in list(self._documents):
             documents = np.frombuffer(self._documents[term], np.int32)
-            alive = kept[documents]
+            alive = retained[documents]
             fresh, weights = numbers[documents[alive]], np.frombuffer(self._weights[term], np.float32)[alive]
             del documents
             if len(fresh):
@@ -367,8 +367,8 @@ class Index:
                 self._weights[term] = array("f", weights.tobytes())
             else:
                 del self._documents[term], self._weights[term]
-        self._vectors = self._vectors[: len(kept)][kept]
-        self._placed = self._placed[: len(kept)][kept]
+        self._vectors = self._vectors[: len(retained)][retained]
+        self._placed = self._placed[: len(retained)][retained]
         self._gone = np.zeros(len(self._placed), np.bool_)
         self._ids = [one for one in self._ids if one is not None]
         self._slots = {str(one): slot for slot, one in enumerate(self._ids)}
@@ -393,11 +393,11 @@ def weigh(entry: Entry) -> dict[str, float]:
     return weights
 
 
-def _sum(found: Mapping[str, _Postings], terms: Iterable[str], size: int) -> Floats:
+def _sum(postings: Mapping[str, _Postings], terms: Iterable[str], size: int) -> Floats:
     """Add up the scores of terms, scaled so that the best tool has 1."""
     scores = np.zeros(size, np.float32)
     for term in terms:
-        documents, weights = found[term]
+        documents, weights = postings[term]
         scores[documents] += weights
     highest = scores.max(initial=0)
     return scores / highest if highest > 0 else scores

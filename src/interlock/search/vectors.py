@@ -12,10 +12,10 @@ MOST_NUMBERS = 8192
 _LARGEST = 1e15
 
 
-def checked(found: Any, count: int, width: int | None = None) -> Floats:
+def checked(rows: Any, count: int, width: int | None = None) -> Floats:
     """Return `count` vectors of one dimension and of length one; ValueError if they are anything else."""
     try:
-        vectors = np.asarray(found, np.float64)
+        vectors = np.asarray(rows, np.float64)
     except (TypeError, ValueError, OverflowError):
         raise ValueError("the vectors are not lists of numbers of one length") from None
     if vectors.ndim != 2 or len(vectors) != count or not 0 < vectors.shape[1] <= MOST_NUMBERS:

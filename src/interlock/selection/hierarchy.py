@@ -99,21 +99,21 @@ def _joined(groups: list[_Places], vectors: Floats, most: int) -> list[_Places]:
     """Join the smallest group with the one that is nearest to it and has room, until none has."""
     if not groups:
         return []
-    kept: list[_Places | None] = list(groups)
+    places: list[_Places | None] = list(groups)
     sizes = np.array([len(one) for one in groups])
     centres = np.stack([vectors[one].mean(axis=0) for one in groups])
     while True:
         smallest = int(np.argmin(np.where(sizes > 0, sizes, most + 1)))
         fits = (sizes > 0) & (sizes + sizes[smallest] <= most)
         fits[smallest] = False
-        group = kept[smallest]
+        group = places[smallest]
         if group is None or not fits.any():
-            return [one for one in kept if one is not None]
+            return [one for one in places if one is not None]
         nearest = int(np.argmax(np.where(fits, centres @ centres[smallest], -np.inf)))
-        other = kept[nearest]
+        other = places[nearest]
         assert other is not None
         together = np.sort(np.concatenate([other, group]))
-        kept[nearest], kept[smallest] = together, None
+        places[nearest], places[smallest] = together, None
         sizes[nearest], sizes[smallest] = len(together), 0
         centres[nearest] = vectors[together].mean(axis=0)
 
@@ -142,9 +142,9 @@ def _counted(tools: Iterable[Entry]) -> Counter[str]:
     counted: Counter[str] = Counter()
     for one in tools:
         named = {word.lower() for word in words.split(one.name)}
-        said = {word.lower() for word in words.split(one.description[:200])}
+        described = {word.lower() for word in words.split(one.description[:200])}
         counted.update(word for word in named if _tells(word))
-        counted.update(word for word in named | said if _tells(word))
+        counted.update(word for word in named | described if _tells(word))
     return counted
 
 

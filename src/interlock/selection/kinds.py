@@ -63,12 +63,12 @@ def kinds_of(name: str, description: str = "", mutation_class: str = "") -> froz
     A tool that is declared to read never changes anything. One that is declared to write may be counted so only because
     nobody has said that it reads, so its words count too.
     """
-    said = named_kinds(name, description)
+    stated = named_kinds(name, description)
     if mutation_class == "read_only":
-        return (said & _READS) or _READS
+        return (stated & _READS) or _READS
     if mutation_class in ("write_reversible", "write_irreversible"):
-        return said | _WRITES if said else EVERY
-    return said or EVERY
+        return stated | _WRITES if stated else EVERY
+    return stated or EVERY
 
 
 def named_kinds(name: str, description: str = "") -> frozenset[Kind]:

@@ -87,15 +87,15 @@ class Rule(Protocol):
 def fires(rule: Rule, request: str) -> bool:
     if rule.pattern and re.search(rule.pattern, request[:MOST_REQUEST], re.IGNORECASE):
         return True
-    said = {word.lower() for word in words.split(request[:MOST_REQUEST])}
+    spoken = {word.lower() for word in words.split(request[:MOST_REQUEST])}
     terms = set(words.terms(request[:MOST_REQUEST]))
-    return bool(rule.words) and all(_has(said, terms, word) for word in rule.words)
+    return bool(rule.words) and all(_has(spoken, terms, word) for word in rule.words)
 
 
-def _has(said: set[str], terms: set[str], word: str) -> bool:
+def _has(spoken: set[str], terms: set[str], word: str) -> bool:
     """Whether a request has a word, as it is written or in another form."""
     wanted = words.terms(word)
-    return word.lower() in said or (bool(wanted) and terms.issuperset(wanted))
+    return word.lower() in spoken or (bool(wanted) and terms.issuperset(wanted))
 
 
 def apply_rules(
@@ -111,8 +111,8 @@ def apply_rules(
         if not allowed(rule.tool) or not fires(rule, request):
             continue
         others = [one for one in candidates if one.tool != rule.tool][:BESIDE_RULE]
-        kept = [Candidate(rule.tool, 1.0, reason="rule"), *others]
-        return kept, Stage("rules", before, _names(kept), f"a rule puts {rule.tool} first")
+        chosen = [Candidate(rule.tool, 1.0, reason="rule"), *others]
+        return chosen, Stage("rules", before, _names(chosen), f"a rule puts {rule.tool} first")
     return list(candidates), Stage("rules", before, _names(candidates), "no rule fired")
 
 
@@ -125,14 +125,14 @@ def fit(candidates: Sequence[Candidate], allocation: int | None) -> tuple[list[C
     """Cut candidates to those whose schemas fit into so many tokens together, in their order."""
     if allocation is None:
         return list(candidates), Stage("allocation", len(candidates), _names(candidates), "no limit was given")
-    kept: list[Candidate] = []
+    fitting: list[Candidate] = []
     room = allocation
     for one in candidates:
         if one.tokens <= room:
-            kept.append(one)
+            fitting.append(one)
             room -= one.tokens
     why = f"{allocation - room:,} of {allocation:,} tokens are used by schemas"
-    return kept, Stage("allocation", len(candidates), _names(kept), why)
+    return fitting, Stage("allocation", len(candidates), _names(fitting), why)
 
 
 def prefer_cheaper(candidates: Sequence[Candidate], *, asked: bool) -> tuple[list[Candidate], Stage]:
@@ -150,12 +150,12 @@ def prefer_cheaper(candidates: Sequence[Candidate], *, asked: bool) -> tuple[lis
         return list(candidates), Stage(
             "cost", before, _names(candidates), f"{first.tool} is the cheapest of its equals"
         )
-    kept = [best, *(one for one in candidates if one is not best)]
+    chosen = [best, *(one for one in candidates if one is not best)]
     why = (
         f"{best.tool} at {best.cost:g} instead of {first.tool} at {first.cost:g}: saves {first.cost - best.cost:g} a"
         f" call, for {first.expected - best.expected:+.3f} of expected success"
     )
-    return kept, Stage("cost", before, _names(kept), why)
+    return chosen, Stage("cost", before, _names(chosen), why)
 
 
 def prefer_faster(
@@ -222,8 +222,8 @@ def checked_choice(answer: Any, candidates: Mapping[str, Callable[[Json], Sequen
     """
     if not isinstance(answer, Mapping):
         raise Failure("E3004", "the model did not answer with a tool and parameters")
-    told = cast("Mapping[str, Any]", answer)
-    tool, parameters = told.get("tool"), told.get("parameters", {})
+    choice = cast("Mapping[str, Any]", answer)
+    tool, parameters = choice.get("tool"), choice.get("parameters", {})
     if tool is None:
         return Choice(None, {})
     if not isinstance(tool, str) or not isinstance(parameters, dict):

@@ -93,7 +93,7 @@ def recommend(
     return sorted(found.values(), key=lambda one: (-one.callers, one.tool))[:MOST]
 
 
-def _keep(found: dict[str, Recommendation], one: Recommendation) -> None:
-    known = found.get(one.tool)
+def _keep(recommendations: dict[str, Recommendation], one: Recommendation) -> None:
+    known = recommendations.get(one.tool)
     if known is None or one.callers > known.callers:
-        found[one.tool] = one
+        recommendations[one.tool] = one

@@ -147,14 +147,14 @@ def time_of(reader: Reader, place: int) -> str | None:
     return None if row is None else row[0]
 
 
-def facts_in(told: Sequence[Json]) -> Json:
+def facts_in(records: Sequence[Json]) -> Json:
     """Return the facts in the records of a call. The latest value counts; approvals are kept apart.
 
     All resources count that were ever recorded: a reviewer may have changed which ones the call names.
     """
     facts: Json = {}
     resources: dict[str, None] = {}
-    for record in told:
+    for record in records:
         if record.get("kind") != "approval":
             facts |= {name: value for name, value in record.items() if value is not None}
             resources |= dict.fromkeys(record.get("resources") or ())

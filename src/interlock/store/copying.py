@@ -186,8 +186,8 @@ def _refuse_clear_text(columns: Columns, row: Sequence[Any]) -> None:
             raise Failure("E3411", words, resolution="this store cannot be copied; it can be used where it is")
 
 
-def _compare(expected: Contents, found: Contents) -> None:
-    if different := sorted(name for name in expected if expected[name] != found.get(name)):
+def _compare(expected: Contents, actual: Contents) -> None:
+    if different := sorted(name for name in expected if expected[name] != actual.get(name)):
         words = f"the copy differs from its source in: {', '.join(different)}"
         raise Failure("E3804", words, resolution="the copy is not used; begin it again, and see interlock doctor")
 

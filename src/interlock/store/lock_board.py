@@ -58,7 +58,7 @@ class Board(ABC):
     def __init__(self, me: str) -> None:
         self._me = me
 
-    def post(self, mine: Sequence[Claim], asking: Sequence[Claim]) -> Posted:
+    def post(self, mine: Sequence[Claim], requests: Sequence[Claim]) -> Posted:
         """Write the locks of this process, and tell the state of some of them. Those that can be held are, from now on.
 
         Raises BlockingIOError while another process writes, and a failure where the board cannot be used.
@@ -71,8 +71,8 @@ class Board(ABC):
                 if ticket.number is None:
                     ticket.number = number
                     number += 1
-            answers[:] = [_answer(one, others.values()) if others else "alone" for one in asking]
-            held = {id(one) for one, answer in zip(asking, answers, strict=True) if answer == "held"}
+            answers[:] = [_answer(one, others.values()) if others else "alone" for one in requests]
+            held = {id(one) for one, answer in zip(requests, answers, strict=True) if answer == "held"}
             claims = [[one.number, one.held or id(one) in held, one.reaches] for one in mine if one.reaches]
             entry = {"alone": not others, "claims": claims if others else []}
             alone.append(not others)
@@ -80,7 +80,7 @@ class Board(ABC):
 
         alone: list[bool] = []
         self._exchange(change)
-        for ticket, answer in zip(asking, answers, strict=True):
+        for ticket, answer in zip(requests, answers, strict=True):
             if answer == "held":
                 ticket.held = True
         return Posted(alone[-1], answers)
@@ -106,15 +106,15 @@ class Board(ABC):
         """Replace the text of the board. `change` gets it with the entries of the other living processes."""
 
 
-def _answer(asking: Claim, others: Iterable[Mapping[str, Any]]) -> Answer:
+def _answer(request: Claim, others: Iterable[Mapping[str, Any]]) -> Answer:
     """Determine the state of a ticket among the locks of other processes."""
-    assert asking.number is not None
+    assert request.number is not None
     for entry in others:
         if entry["alone"]:
             return "handing over"
         for number, held, reaches in entry["claims"]:
-            ahead = held or (not asking.nested and number < asking.number)
-            if ahead and _conflict(asking.reaches, reaches):
+            ahead = held or (not request.nested and number < request.number)
+            if ahead and _conflict(request.reaches, reaches):
                 return "taken"
     return "held"
 

@@ -41,10 +41,10 @@ def differences(home: Home) -> list[Difference]:
     """The files of living processes that are not as in this data directory."""
     here = describe(home)
     found = {
-        Difference(file, str(told.get("machine")), str(told.get("directory")))
-        for _, told in home.signs_of_life()
-        if (told.get("machine"), told.get("directory")) != (here["machine"], here["directory"])
-        for file, digest in _files(told)
+        Difference(file, str(report.get("machine")), str(report.get("directory")))
+        for _, report in home.signs_of_life()
+        if (report.get("machine"), report.get("directory")) != (here["machine"], here["directory"])
+        for file, digest in _files(report)
         if here["files"].get(file, digest) != digest
     }
     return sorted(found)
@@ -67,15 +67,18 @@ class Node(NamedTuple):
 def nodes(home: Home) -> list[Node]:
     """The data directories on a store: this one first, and each that a living process uses."""
     here = describe(home)
-    told: dict[tuple[str, str], list[dict[str, Any]]] = {(here["machine"], here["directory"]): []}
+    reports: dict[tuple[str, str], list[dict[str, Any]]] = {(here["machine"], here["directory"]): []}
     for _, report in home.signs_of_life():
         if "directory" in report:
-            told.setdefault((str(report.get("machine")), str(report["directory"])), []).append(report)
-    own, *others = told.items()
+            reports.setdefault((str(report.get("machine")), str(report["directory"])), []).append(report)
+    own, *others = reports.items()
     mine = Node(
         *own[0], True, home.alive() if home.near else len(own[1]), *_running([here, *own[1]]), files=here["files"]
     )
-    return [mine, *(Node(*at, False, len(said), *_running(said), dict(_files(said[-1]))) for at, said in others)]
+    return [
+        mine,
+        *(Node(*at, False, len(reported), *_running(reported), dict(_files(reported[-1]))) for at, reported in others),
+    ]
 
 
 def _running(reports: list[dict[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
@@ -85,14 +88,14 @@ def _running(reports: list[dict[str, Any]]) -> tuple[tuple[str, ...], tuple[str,
     return tuple(sorted(versions)), tuple(sorted(schemas)), any(report.get("restart") is True for report in reports)
 
 
-def compare(found: list[Node]) -> dict[str, dict[str, list[str]]]:
+def compare(nodes: list[Node]) -> dict[str, dict[str, list[str]]]:
     """Return what differs between nodes, by name: each value, with the data directories that have it."""
-    names = {name for node in found for name in node.files}
-    told = {name: [(node.files.get(name, ""), node) for node in found] for name in sorted(names)}
-    told["version"] = [(version, node) for node in found for version in node.versions]
-    told["schema"] = [(schema, node) for node in found for schema in node.schemas]
+    names = {name for node in nodes for name in node.files}
+    values = {name: [(node.files.get(name, ""), node) for node in nodes] for name in sorted(names)}
+    values["version"] = [(version, node) for node in nodes for version in node.versions]
+    values["schema"] = [(schema, node) for node in nodes for schema in node.schemas]
     different: dict[str, dict[str, list[str]]] = {}
-    for name, pairs in told.items():
+    for name, pairs in values.items():
         if len({value for value, _ in pairs}) > 1:
             groups = different.setdefault(name, {})
             for value, node in pairs:
@@ -100,8 +103,8 @@ def compare(found: list[Node]) -> dict[str, dict[str, list[str]]]:
     return different
 
 
-def _files(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    files = told.get("files")
+def _files(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    files = report.get("files")
     if isinstance(files, dict):
         yield from cast("dict[str, str]", files).items()
 

@@ -121,20 +121,20 @@ def discard(transaction: Transaction, call: str) -> None:
 
 def inputs_of(reader: Reader, call: str) -> str | None:
     """The reference of the newest inputs of a call that are kept."""
-    kept = f"inputs:{call}"
+    stem = f"inputs:{call}"
     row = reader.one(
         "SELECT ref FROM payload WHERE body IS NOT NULL AND (ref = ? OR (ref > ? AND ref < ?))"
         " ORDER BY created_ms DESC, ref DESC LIMIT 1",
-        (kept, f"{kept}.", f"{kept}/"),
+        (stem, f"{stem}.", f"{stem}/"),
     )
     return None if row is None else row[0]
 
 
 def replace_inputs(transaction: Transaction, call: str) -> None:
     """Remove the inputs of a call that were stored while it waited: others are stored now."""
-    kept = f"inputs:{call}"
+    stem = f"inputs:{call}"
     statement = "SELECT ref FROM payload WHERE body IS NOT NULL AND ref > ? AND ref < ?"
-    for (ref,) in transaction.all(statement, (f"{kept}.", f"{kept}/")):
+    for (ref,) in transaction.all(statement, (f"{stem}.", f"{stem}/")):
         _empty(transaction, ref, "replaced by those of a later time")
 
 

@@ -79,12 +79,12 @@ class Readers:
     def _begun(self) -> Connection:
         """A connection in a transaction. The server may have ended one that was kept."""
         while True:
-            kept, connection = bool(self._idle), self.take()
+            pooled, connection = bool(self._idle), self.take()
             try:
                 connection.execute("BEGIN")
             except BaseException as error:
                 connection.close()
-                if not kept or not isinstance(error, sqlite3.OperationalError):
+                if not pooled or not isinstance(error, sqlite3.OperationalError):
                     raise
             else:
                 return connection

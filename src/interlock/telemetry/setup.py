@@ -17,10 +17,10 @@ class Telemetry:
     """Metrics and alerts, which are always on, and a tracer if calls are traced.
 
     `ratio` is the share of traces that are recorded; None means all if there is a collector to send them to, otherwise
-    none. `kept` is the number of calls whose spans stay readable here.
+    none. `retained` is the number of calls whose spans stay readable here.
     """
 
-    def __init__(self, clock: Clock, *, ratio: float | None = None, collector: str = "", kept: int = 1000) -> None:
+    def __init__(self, clock: Clock, *, ratio: float | None = None, collector: str = "", retained: int = 1000) -> None:
         self.metrics = Metrics(clock.monotonic)
         self.alerts = Alerts(clock.monotonic)
         self.alerts.watch("memory", Memory())
@@ -29,7 +29,7 @@ class Telemetry:
         self._stop: Callable[[], None] | None = None
         share = (1.0 if collector else 0.0) if ratio is None else ratio
         if share > 0:
-            self.tracer = Tracer(clock, ratio=share, kept=kept)
+            self.tracer = Tracer(clock, ratio=share, retained=retained)
             if collector:
                 from interlock.telemetry import otel
 

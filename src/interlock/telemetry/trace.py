@@ -404,12 +404,12 @@ def _nobody() -> None:
 class Tracer:
     """Decides which calls are traced and passes on their spans. Keeps the latest ones for the callers who made them."""
 
-    def __init__(self, clock: Clock, *, ratio: float, kept: int) -> None:
+    def __init__(self, clock: Clock, *, ratio: float, retained: int) -> None:
         self._clock = clock
         self._below = int(ratio * 2**64)
         # Calls that have begun and not ended, with their recording, or None if they are not traced.
         self._open: dict[str, Recording | None] = {}
-        self._recordings: deque[tuple[_Owner, str, Recording]] = deque(maxlen=kept)
+        self._recordings: deque[tuple[_Owner, str, Recording]] = deque(maxlen=retained)
         self.sinks: list[Sink] = []
 
     @property

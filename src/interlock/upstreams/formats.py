@@ -66,7 +66,7 @@ def declare(
     if imported.get("protocol") == "function_calling":
         strict = strict or imported.get("strict") is True
         defer_loading = defer_loading or imported.get("defer_loading") is True
-    name, words = name or provider_name(contract.address), contract.manifest.told
+    name, words = name or provider_name(contract.address), contract.manifest.full_description
     schema = contract.input.model_facing
     narrow = strict_form(schema) if strict and provider != "gemini" else None
     shown = schema if narrow is None else narrow

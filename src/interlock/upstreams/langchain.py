@@ -78,7 +78,7 @@ class LangChainUpstream:
         self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
         self._threads = _Threads(name, config.max_threads)
         self._loop = _Loop(name, config.max_threads)
-        self._tools: dict[str, _Found] | None = None
+        self._tools: dict[str, _Loaded] | None = None
 
     def mapping(self, native: Json, reported: Json) -> Json | None:
         return {"kind": "function_calling", "function_name": native["tool"], **reported}
@@ -142,14 +142,14 @@ class LangChainUpstream:
         self._tools = None
         await self._loop.close()
 
-    async def _loaded(self, *, again: bool = False) -> dict[str, _Found]:
+    async def _loaded(self, *, again: bool = False) -> dict[str, _Loaded]:
         if self._tools is None or again:
             # Importing may take long, so it does not block the loop.
             self._tools = await self._threads.run(partial(_load, self._module))
         return self._tools
 
 
-class _Found(NamedTuple):
+class _Loaded(NamedTuple):
     """A tool of the module, and its definition with its digest, or the reason why it has none."""
 
     tool: BaseTool
@@ -158,7 +158,7 @@ class _Found(NamedTuple):
     lacking: str = ""
 
 
-def _load(name: str) -> dict[str, _Found]:
+def _load(name: str) -> dict[str, _Loaded]:
     try:
         from langchain_core.tools import BaseTool
     except ModuleNotFoundError:
@@ -170,17 +170,17 @@ def _load(name: str) -> dict[str, _Found]:
         tools |= {tool.name: tool for tool in several if isinstance(tool, BaseTool)}
     if not tools:
         raise Failure("E3105", f"no LangChain tools in `{name}`; decorate a function with langchain_core's @tool")
-    return {tool: _found(name, tools[tool]) for tool in sorted(tools)}
+    return {tool: _loaded_tool(name, tools[tool]) for tool in sorted(tools)}
 
 
-def _found(module: str, tool: BaseTool) -> _Found:
+def _loaded_tool(module: str, tool: BaseTool) -> _Loaded:
     try:
         if (lacking := _lacking(tool)) is not None:
-            return _Found(tool, None, lacking=lacking)
+            return _Loaded(tool, None, lacking=lacking)
         definition = _definition(module, tool)
-        return _Found(tool, definition, definition_digest(definition))
+        return _Loaded(tool, definition, definition_digest(definition))
     except BaseException as error:  # noqa: BLE001 - schemas are made by the author's types, which may raise anything
-        return _Found(tool, None, lacking=f"its input has no JSON Schema: {type(error).__name__}")
+        return _Loaded(tool, None, lacking=f"its input has no JSON Schema: {type(error).__name__}")
 
 
 def _import(name: str) -> ModuleType:
@@ -254,7 +254,7 @@ class _Threads:
         run = partial(contextvars.copy_context().run, body)
         threading.Thread(target=run, name=f"interlock-langchain-{self._name}", daemon=True).start()
         value, error = await outcome
-        return _told(value, error)
+        return _result_of(value, error)
 
 
 class _Loop:
@@ -318,7 +318,7 @@ class _Loop:
                 self._left += 1
                 loop.call_soon_threadsafe(end)
             raise
-        return _told(value, error)
+        return _result_of(value, error)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -364,7 +364,7 @@ def _over(ended: asyncio.Future[None]) -> None:
         ended.set_result(None)
 
 
-def _told(value: T | None, error: BaseException | None) -> T:
+def _result_of(value: T | None, error: BaseException | None) -> T:
     """Run foreign code. An exception that would end a task or the process is an ordinary failure here."""
     if error is None:
         return cast("T", value)

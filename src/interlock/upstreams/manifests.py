@@ -207,10 +207,10 @@ def _contract(
         own["off_schema"] = "warn"
     if stated.stale_s is not None and judged.mutation_class == "read_only":
         own["stale_s"] = stated.stale_s
-    told = visible(definition.description).strip()
-    description = stated.description or _description(definition, upstream, told, needs)
-    if stated.description is None and description != told:
-        own[OWN_DESCRIPTION] = told[:_LONGEST_TOLD]
+    described = visible(definition.description).strip()
+    description = stated.description or _description(definition, upstream, described, needs)
+    if stated.description is None and description != described:
+        own[OWN_DESCRIPTION] = described[:_LONGEST_TOLD]
     return {
         "tool_id": done.tool_id,
         "name": name if 3 <= len(name) <= 255 else done.tool_id,
@@ -302,17 +302,17 @@ def _as_stated(stated: ToolOverlay) -> Json:
     return facts
 
 
-def _description(definition: Definition, upstream: str, told: str, needs: list[str]) -> str:
+def _description(definition: Definition, upstream: str, described: str, needs: list[str]) -> str:
     """The description in the catalog, for people: within the bounds of a manifest, and made up where there is none."""
-    if len(told) < _SHORTEST_DESCRIPTION:
+    if len(described) < _SHORTEST_DESCRIPTION:
         needs.append("a description of what it does")
         made = f"{in_words(visible(definition.title or definition.name))}, a tool of {upstream}"
-        return f"{made}: {told}" if told else made
-    if len(told) > _LONGEST_TOLD:
-        needs.append(f"a description of at most {_LONGEST_TOLD:,} characters: it has {len(told):,}, cut")
-    if len(told) > _LONGEST_DESCRIPTION:
-        return told[: _LONGEST_DESCRIPTION - 2].rpartition(" ")[0] + " …"
-    return told
+        return f"{made}: {described}" if described else made
+    if len(described) > _LONGEST_TOLD:
+        needs.append(f"a description of at most {_LONGEST_TOLD:,} characters: it has {len(described):,}, cut")
+    if len(described) > _LONGEST_DESCRIPTION:
+        return described[: _LONGEST_DESCRIPTION - 2].rpartition(" ")[0] + " …"
+    return described
 
 
 # Schemas

@@ -152,8 +152,10 @@ def _in_base64(scribe: Scribe, part: Any) -> Json:
     whole = scribe.resolved(mapping(part))
     if whole.get("type") == "array":
         return {**whole, "items": _in_base64(scribe, whole.get("items"))}
-    kept = {word: whole[word] for word in ("description", "title", "deprecated", "contentMediaType") if word in whole}
-    return {"type": "string", **kept, "contentEncoding": "base64"}
+    members = {
+        word: whole[word] for word in ("description", "title", "deprecated", "contentMediaType") if word in whole
+    }
+    return {"type": "string", **members, "contentEncoding": "base64"}
 
 
 # Responses

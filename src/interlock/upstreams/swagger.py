@@ -31,7 +31,7 @@ _FLOWS = {"accessCode": "authorizationCode", "application": "clientCredentials"}
 def upgraded(root: Json, base_url: str | None = None) -> Json:
     """Return a Swagger 2.0 document as OpenAPI 3.0. `base_url` says where the document is."""
 
-    def found(node: Any) -> Json:
+    def resolved(node: Any) -> Json:
         """Follow a reference within the document, once."""
         ref = mapping(node).get("$ref")
         if not isinstance(ref, str) or not ref.startswith("#/"):
@@ -43,10 +43,10 @@ def upgraded(root: Json, base_url: str | None = None) -> Json:
 
     paths: Json = {}
     for path, raw in mapping(root.get("paths")).items():
-        item = found(raw)
-        shared = [found(one) for one in sequence(item.get("parameters"))]
+        item = resolved(raw)
+        shared = [resolved(one) for one in sequence(item.get("parameters"))]
         paths[path] = {
-            method: _operation(root, mapping(item[method]), shared, found)
+            method: _operation(root, mapping(item[method]), shared, resolved)
             for method in _METHODS
             if isinstance(item.get(method), dict)
         }
@@ -71,8 +71,8 @@ def _servers(root: Json, base_url: str | None) -> list[Json]:
     return [{"url": f"{scheme}://{host}{path}"} for scheme in safest if scheme in ("http", "https")]
 
 
-def _operation(root: Json, operation: Json, shared: list[Json], found: Callable[[Any], Json]) -> Json:
-    own = [found(one) for one in sequence(operation.get("parameters"))]
+def _operation(root: Json, operation: Json, shared: list[Json], resolved: Callable[[Any], Json]) -> Json:
+    own = [resolved(one) for one in sequence(operation.get("parameters"))]
     stated = {(one.get("name"), one.get("in")): one for one in (*shared, *own)}.values()
     consumes = [str(one) for one in sequence(operation.get("consumes", root.get("consumes")))]
     produces = [str(one) for one in sequence(operation.get("produces", root.get("produces")))] or ["application/json"]
@@ -87,7 +87,7 @@ def _operation(root: Json, operation: Json, shared: list[Json], found: Callable[
     elif form:
         changed["requestBody"] = _form(form, consumes)
     changed["responses"] = {
-        str(status): _response(found(one), produces) for status, one in mapping(operation.get("responses")).items()
+        str(status): _response(resolved(one), produces) for status, one in mapping(operation.get("responses")).items()
     }
     return changed
 
@@ -101,11 +101,11 @@ def _schema(one: Json) -> Json:
 
 
 def _parameter(one: Json) -> Json:
-    kept = {word: one[word] for word in ("name", "in", "description", "required", "deprecated") if word in one}
+    members = {word: one[word] for word in ("name", "in", "description", "required", "deprecated") if word in one}
     style: Json = {}
     if one.get("type") == "array" and one.get("in") == "query":
         style = _LISTS.get(str(one.get("collectionFormat") or "csv"), _LISTS["csv"])
-    return {**kept, **style, "schema": _schema(one)}
+    return {**members, **style, "schema": _schema(one)}
 
 
 def _form(fields: list[Json], consumes: list[str]) -> Json:

@@ -192,9 +192,9 @@ def _folded_part(schema: Json, name: str, part: Any) -> Any:
     if not isinstance(part, dict) or not _is_nested(cast("Json", part)):
         return cast("Any", part)
     known = resolve_ref(schema, cast("Json", part))
-    kept = {word: known[word] for word in ("type", "description", "default") if word in known}
+    members = {word: known[word] for word in ("type", "description", "default") if word in known}
     escaped = name.replace("~", "~0").replace("/", "~1")
-    return {**kept, DETAIL: f"/properties/{escaped}"}
+    return {**members, DETAIL: f"/properties/{escaped}"}
 
 
 def _is_nested(part: Json) -> bool:

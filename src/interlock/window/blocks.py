@@ -93,9 +93,9 @@ def read_blocks(text: str) -> Iterator[Block]:
         yield Block(**attributes, content=_ESCAPE.sub(_restored, found[2]))
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return _NAMES.get(found[0]) or f"&#x{ord(found[0]):x};"
+def _escaped(match: re.Match[str]) -> str:
+    return _NAMES.get(match[0]) or f"&#x{ord(match[0]):x};"
 
 
-def _restored(found: re.Match[str]) -> str:
-    return _VALUES[found[0]] if found[1] is None else chr(int(found[1], 16))
+def _restored(match: re.Match[str]) -> str:
+    return _VALUES[match[0]] if match[1] is None else chr(int(match[1], 16))

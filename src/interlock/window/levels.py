@@ -95,10 +95,10 @@ def _selected(value: Any, schema: Json, root: Json, fields: Sequence[str], level
     listed = properties_of(node)
     required: Any = node.get("required")
     wanted: Any = fields or required or listed or [name for name, one in members.items() if one not in (None, "", [])]
-    kept = {name: one for name, one in members.items() if name in wanted or _holds(one, fields)}
-    if not kept:
+    chosen = {name: one for name, one in members.items() if name in wanted or _holds(one, fields)}
+    if not chosen:
         return members
-    return {name: _selected(one, listed.get(name, {}), root, fields, level + 1) for name, one in kept.items()}
+    return {name: _selected(one, listed.get(name, {}), root, fields, level + 1) for name, one in chosen.items()}
 
 
 def _holds(value: Any, fields: Sequence[str], level: int = 0) -> bool:
@@ -116,9 +116,9 @@ def _holds(value: Any, fields: Sequence[str], level: int = 0) -> bool:
 def _facts(value: Any) -> Iterator[str]:
     """`name: value` for each value that is not a list or an object, in order, and the length of each list."""
     waiting: list[tuple[str, Any, int]] = [("", value, 0)]
-    told = 0
+    count = 0
     while waiting:
-        if told >= MOST_FACTS:
+        if count >= MOST_FACTS:
             yield "…"
             return
         path, one, level = waiting.pop()
@@ -128,11 +128,11 @@ def _facts(value: Any) -> Iterator[str]:
         elif isinstance(one, list):
             items = cast("list[Any]", one)
             yield f"{path or 'items'}: {len(items)} items"
-            told += 1
+            count += 1
             waiting += reversed([(f"{path}[{place}]", part, level + 1) for place, part in enumerate(items[:3])])
         else:
             yield f"{path or 'value'}: {_short(one, _LONGEST_FACT)}"
-            told += 1
+            count += 1
 
 
 def _scalar(value: Any) -> Any:

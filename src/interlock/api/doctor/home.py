@@ -44,8 +44,8 @@ def check_disk(home: Home) -> Iterator[Finding]:
 
 def check_background(home: Home) -> Iterator[Finding]:
     """Background tasks that fail in running processes of this data directory, as each process reports them."""
-    for process, told in home.signs_of_life():
-        for task, failures, error in told.get("failing", ()):
+    for process, report in home.signs_of_life():
+        for task, failures, error in report.get("failing", ()):
             what = f"{task} failed {failures} times in a row in process {process}: {error}"
             advice = "read the log of that process; the task is tried again by itself, at least once a minute"
             yield Finding("background", "attention", what, advice)

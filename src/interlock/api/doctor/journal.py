@@ -95,16 +95,16 @@ def _rewritten(reader: Reader, last: SignedHead | None) -> Iterator[Finding]:
         yield Finding("journal", "broken", f"{failure.code} {failure.in_full}", failure.resolution)
 
 
-def _schema(home: Home, found: str) -> Finding:
+def _schema(home: Home, revision: str) -> Finding:
     from interlock.store.schema_version import SCHEMA_HEAD
 
-    if found == SCHEMA_HEAD:
-        return Finding("schema", "good", found)
-    if found > SCHEMA_HEAD:
+    if revision == SCHEMA_HEAD:
+        return Finding("schema", "good", revision)
+    if revision > SCHEMA_HEAD:
         return Finding(
-            "schema", "good", f"{found}, of a newer version; this one knows {SCHEMA_HEAD} and can work on it"
+            "schema", "good", f"{revision}, of a newer version; this one knows {SCHEMA_HEAD} and can work on it"
         )
-    what = f"{found}, brought to {SCHEMA_HEAD} at the next start"
+    what = f"{revision}, brought to {SCHEMA_HEAD} at the next start"
     if not (alive := home.alive()):
         return Finding("schema", "good", what)
     advice = f"stop {'it' if alive == 1 else 'them'} first: a data directory is not migrated under a running process"
@@ -204,9 +204,9 @@ def _alone(reader: Reader) -> Iterator[Finding]:
     from interlock.store.inspection import statements_of_lone_deciders
 
     for body in statements_of_lone_deciders(reader):
-        said = orjson.loads(body)
-        if said.get("act") == "alone.stated":
-            what = f"{said['by']} may decide on their own calls: stated {said['timestamp']}"
+        record = orjson.loads(body)
+        if record.get("act") == "alone.stated":
+            what = f"{record['by']} may decide on their own calls: stated {record['timestamp']}"
             yield Finding("approvals", "good", what, "to end it: interlock approvals alone --end")
 
 

@@ -49,12 +49,12 @@ def check_tools(home: Home) -> Iterator[Finding]:
         if tool is not None and contract_digest(tool) == digest:
             good += 1
             continue
-        said = "it has changed" if tool is not None else "it is no longer there"
-        said = there.message if isinstance(there, Failure) else said
+        reason = "it has changed" if tool is not None else "it is no longer there"
+        reason = there.message if isinstance(there, Failure) else reason
         advice = "put it back as it was admitted, or publish what is there as a new version: interlock tools add"
         if isinstance(there, Failure) and there.details:
             advice = there.details.get("install") or advice
-        yield Finding("tools", "broken", f"{address}@{version} cannot be called: {said}", advice)
+        yield Finding("tools", "broken", f"{address}@{version} cannot be called: {reason}", advice)
     if good or not total:
         yield Finding("tools", "good", f"{good} of {total} added from files and modules load as they were admitted")
 

@@ -71,7 +71,7 @@ class Shared:
     def __init__(self, outside: Outside) -> None:
         journal, settings, clock, owner = outside.journal, outside.settings, outside.clock, outside.instance.id
         self.telemetry = Telemetry(
-            clock, ratio=settings.trace_ratio, collector=settings.otlp_endpoint, kept=settings.traces_kept
+            clock, ratio=settings.trace_ratio, collector=settings.otlp_endpoint, retained=settings.traces_kept
         )
         self.telemetry.metrics.approvals = lambda: journal.read(measure)
         self.redaction = redaction = CallRedaction(outside.redactor)

@@ -85,7 +85,7 @@ def permission_profile(contract: Contract) -> ToolPermissionProfile:
     """The tool_permission_profile of a version: the facts that a permission check judges, and no decision."""
     manifest, mutation = contract.manifest, contract.mutation
     network, permissions = manifest.network_policy, permissions_of(manifest.required_permissions)
-    ways = () if network.deny_all_egress else network.allowed_domains
+    domains = () if network.deny_all_egress else network.allowed_domains
     listed = [f"{host}:{port}" for host, port in permissions.hosts]
     files = [f"filesystem:{one.mode}:{one.target}" for one in permissions.listed if one.family == "filesystem"]
     files += [] if manifest.sandbox is None else [f"filesystem:read:{path}" for path in manifest.sandbox.reads.values()]
@@ -96,7 +96,7 @@ def permission_profile(contract: Contract) -> ToolPermissionProfile:
             "risk": mutation.mutation_class,
             "data_access": sorted({*files, *databases}),
             "write_effects": [f"{one.operation} {one.resource}" for one in mutation.effects],
-            "network_scope": listed or [f"{domain}:{port}" for domain in ways for port in network.allowed_ports],
+            "network_scope": listed or [f"{domain}:{port}" for domain in domains for port in network.allowed_ports],
             "credentials": sorted(f"credential:{name}" for name in permissions.credentials),
             **({} if manifest.sandbox is None else {"sandbox_profile": f"tier-{manifest.tier}"}),
             "requires_approval": mutation.mutation_class == "write_irreversible" or manifest.approval is not None,
@@ -128,7 +128,7 @@ def declaration(contract: Contract, state: LifecycleState = "active") -> ToolDec
         "namespace": contract.id.namespace,
         "name": contract.id.name,
         "title": manifest.title or manifest.name,
-        "description": manifest.told,
+        "description": manifest.full_description,
         "lifecycle": LIFECYCLE_OF_REGISTRY_STATE[state],
         "tool_kind": manifest.tool_kind,
         "aliases": manifest.aliases,

@@ -55,8 +55,8 @@ class _Link:
     def idle_ms(self) -> int:
         """Seconds since anything was sent or received; 0 where the system does not report it."""
         with contextlib.suppress(OSError, AttributeError, struct.error), _held(self.fd, self.inode) as held:
-            told = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-            return min(struct.unpack_from("I", told, at)[0] for at in (_SENT, _RECEIVED))
+            info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+            return min(struct.unpack_from("I", info, at)[0] for at in (_SENT, _RECEIVED))
         return 0
 
     def shut(self) -> None:

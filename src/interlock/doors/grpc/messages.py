@@ -117,7 +117,7 @@ def tool(version: Version, availability: str, timeout_class: str) -> wire.Tool:
         tool_id=version.row.address,
         version=version.row.version,
         name=contract.manifest.title or contract.manifest.name,
-        description=contract.manifest.told,
+        description=contract.manifest.full_description,
         input_schema_json=encode(contract.input.model_facing),
         output_schema_json=encode(contract.delivers),
         mutation_class=f"MUTATION_CLASS_{contract.mutation.mutation_class.upper()}",
@@ -133,7 +133,7 @@ def tool(version: Version, availability: str, timeout_class: str) -> wire.Tool:
     )
 
 
-def trace(told: Json) -> wire.TraceResponse:
+def trace(document: Json) -> wire.TraceResponse:
     """The spans of a trace."""
     spans = [
         wire.Span(
@@ -141,10 +141,13 @@ def trace(told: Json) -> wire.TraceResponse:
             parent_span_id=one["parent_span_id"] or "", start=one["start"], duration_ms=one["duration_ms"],
             status=one["status"], attributes_json=encode(one["attributes"]), events_json=encode(one["events"]),
         )
-        for one in told["spans"]
+        for one in document["spans"]
     ]  # fmt: skip
     return wire.TraceResponse(
-        invocation_id=told["invocation_id"], trace_id=told["trace_id"], complete=told["complete"], spans=spans
+        invocation_id=document["invocation_id"],
+        trace_id=document["trace_id"],
+        complete=document["complete"],
+        spans=spans,
     )
 
 
@@ -156,10 +159,12 @@ def part(request: wire.PartRequest) -> Part:
     return asked(request.at, request.query, start, stop, tokens)
 
 
-def part_read(told: Json) -> wire.PartResponse:
+def part_read(document: Json) -> wire.PartResponse:
     """A part of a result."""
-    value = encode(told["value"])
-    return wire.PartResponse(value_json=value, of=told["of"], tokens=told["tokens"], truncated=told["truncated"])
+    value = encode(document["value"])
+    return wire.PartResponse(
+        value_json=value, of=document["of"], tokens=document["tokens"], truncated=document["truncated"]
+    )
 
 
 def result(outcome: Result) -> wire.CallResult:
@@ -185,8 +190,8 @@ def result(outcome: Result) -> wire.CallResult:
     elif outcome.error is not None:
         message.error.CopyFrom(envelope(outcome.error, outcome.trace_id, outcome.invocation_id))
     elif outcome.persistence.ref is not None:
-        kept = outcome.persistence
-        message.kept.CopyFrom(wire.Kept(ref=kept.ref, size_chars=kept.size, preview=outcome.text()))
+        persistence = outcome.persistence
+        message.kept.CopyFrom(wire.Kept(ref=persistence.ref, size_chars=persistence.size, preview=outcome.text()))
     else:
         message.value_json = encode(outcome.value)
     return message
@@ -199,13 +204,13 @@ def call_state(state: str) -> str:
 
 def wanted(request: wire.CallsRequest) -> tuple[Wanted, int | None, int]:
     """Which calls a message asks for, from which place on, and how many."""
-    said = Wanted(
+    filters = Wanted(
         state=request.state or None, error=request.error or None, tool=request.tool or None,
         caller=request.caller or None, since=moment(request.since, "since"), until=moment(request.until, "until"),
     )  # fmt: skip
     if request.before < 0:
         raise Failure("E3004", "`before` is the place that the page before ended at")
-    return said, request.before or None, page_size(request.limit, 100, 1000)
+    return filters, request.before or None, page_size(request.limit, 100, 1000)
 
 
 def top_asked(request: wire.TopRequest) -> tuple[Lead, str | None, str | None, int]:
@@ -217,7 +222,7 @@ def top_asked(request: wire.TopRequest) -> tuple[Lead, str | None, str | None, i
     return lead, since, until, page_size(request.limit, 10, 100)
 
 
-def top(told: Json) -> wire.TopResponse:
+def top(document: Json) -> wire.TopResponse:
     """A summary as a message."""
     lines = [
         wire.TopLine(
@@ -227,9 +232,9 @@ def top(told: Json) -> wire.TopResponse:
             failures=one["failures"],
             cost=one["cost"],
         )
-        for one in told["top"]
+        for one in document["top"]
     ]
-    return wire.TopResponse(since=told["since"], top=lines)
+    return wire.TopResponse(since=document["since"], top=lines)
 
 
 def page_size(asked: int, usual: int, most: int) -> int:
@@ -239,20 +244,20 @@ def page_size(asked: int, usual: int, most: int) -> int:
     return asked or usual
 
 
-def call_status(status: Json, kept: Result | None) -> wire.StatusResponse:
+def call_status(status: Json, outcome: Result | None) -> wire.StatusResponse:
     """The message for the state of a call, with its result while it is stored."""
-    if kept is not None:
-        tool_id, _, version = kept.tool.partition("@")
-        code = "" if kept.error is None or kept.pending else kept.error.code
+    if outcome is not None:
+        tool_id, _, version = outcome.tool.partition("@")
+        code = "" if outcome.error is None or outcome.pending else outcome.error.code
         return wire.StatusResponse(
-            invocation_id=kept.invocation_id,
-            state=call_state(kept.state),
+            invocation_id=outcome.invocation_id,
+            state=call_state(outcome.state),
             tool_id=tool_id,
             version=version,
             code=code,
-            trace_id=kept.trace_id,
-            latency_ms=kept.metadata.get("latency_ms", 0.0),
-            result=result(kept),
+            trace_id=outcome.trace_id,
+            latency_ms=outcome.metadata.get("latency_ms", 0.0),
+            result=result(outcome),
         )
     return wire.StatusResponse(
         invocation_id=status["invocation_id"],
@@ -267,25 +272,28 @@ def call_status(status: Json, kept: Result | None) -> wire.StatusResponse:
     )
 
 
-def selection(told: Json) -> wire.SelectResponse:
+def selection(document: Json) -> wire.SelectResponse:
     """A selection, with what most clients need as fields."""
-    gate: Json = told["gate"] or {}
+    gate: Json = document["gate"] or {}
     return wire.SelectResponse(
-        id=told["id"], chosen=told["chosen"] or "", answer=gate.get("answer", ""), selection_json=encode(told)
+        id=document["id"],
+        chosen=document["chosen"] or "",
+        answer=gate.get("answer", ""),
+        selection_json=encode(document),
     )
 
 
-def surface(told: Json) -> wire.SurfaceResponse:
+def surface(document: Json) -> wire.SurfaceResponse:
     """A surface as it is shown."""
     return wire.SurfaceResponse(
-        caller=told["caller"],
-        agent=told["agent"] or "",
-        tenant=told["tenant"],
-        revision=told["revision"],
-        changed_at=told["changed_at"] or "",
-        surface_json=encode(told["surface"]),
-        reasons=told["reasons"],
-        next_page_token=told["cursor"] or "",
+        caller=document["caller"],
+        agent=document["agent"] or "",
+        tenant=document["tenant"],
+        revision=document["revision"],
+        changed_at=document["changed_at"] or "",
+        surface_json=encode(document["surface"]),
+        reasons=document["reasons"],
+        next_page_token=document["cursor"] or "",
     )
 
 
@@ -327,44 +335,44 @@ _TOLD = frozenset(
 
 def envelope(failure: Failure, trace_id: str, invocation_id: str = "") -> wire.ErrorEnvelope:
     """The error envelope of every door, typed."""
-    said = failure.envelope(trace_id)
+    fields = failure.envelope(trace_id)
     message = _short(failure.message)
     return wire.ErrorEnvelope(
-        schema_version=said["schema_version"],
-        code=said["error_code"],
-        error_code=said["errorCode"],
-        error_class=said["error_class"],
-        retryable=said["retryable"],
-        retry_after_ms=said.get("retryAfterMs"),
+        schema_version=fields["schema_version"],
+        code=fields["error_code"],
+        error_code=fields["errorCode"],
+        error_class=fields["error_class"],
+        retryable=fields["retryable"],
+        retry_after_ms=fields.get("retryAfterMs"),
         message=message,
-        resolution=said["resolution"],
+        resolution=fields["resolution"],
         trace_id=trace_id,
         invocation_id=invocation_id,
-        details_json=encode(said["details"]) if "details" in said else None,
+        details_json=encode(fields["details"]) if "details" in fields else None,
         native_error_ref=None if failure.native_error_ref is None else _short(failure.native_error_ref),
         policy_refs=[_short(ref) for ref in failure.policy_refs],
         evidence_refs=[_short(ref) for ref in failure.evidence_refs],
         shortened=message != failure.message,
-        recoverability=said["recoverability"],
+        recoverability=fields["recoverability"],
     )
 
 
 def status(failure: Failure, trace_id: str, invocation_id: str = "") -> Status:
     """A failure as gRPC tells it: the status of the table, and what clients of any language can read of the rest."""
-    told = envelope(failure, trace_id, invocation_id)
-    if told.ByteSize() > STATUS_BYTES - 2 * MESSAGE_BYTES:
+    message = envelope(failure, trace_id, invocation_id)
+    if message.ByteSize() > STATUS_BYTES - 2 * MESSAGE_BYTES:
         for field in ("details_json", "native_error_ref", "policy_refs", "evidence_refs"):
-            told.ClearField(cast("Any", field))
-        told.shortened = True
-    facts = {"errorCode": told.error_code, "error_class": told.error_class, "trace_id": trace_id}
-    details: list[Message] = [ErrorInfo(reason=told.code, domain=DOMAIN, metadata=facts)]
+            message.ClearField(cast("Any", field))
+        message.shortened = True
+    facts = {"errorCode": message.error_code, "error_class": message.error_class, "trace_id": trace_id}
+    details: list[Message] = [ErrorInfo(reason=message.code, domain=DOMAIN, metadata=facts)]
     if failure.retry_after_ms is not None:
         wait = Duration()
         wait.FromMilliseconds(failure.retry_after_ms)
         details.append(RetryInfo(retry_delay=wait))
-    details.append(told)
+    details.append(message)
     code: int = status_code(failure).value[0]
-    return Status(code=code, message=told.message, details=[_packed(one) for one in details])
+    return Status(code=code, message=message.message, details=[_packed(one) for one in details])
 
 
 # Statuses of a gRPC upstream that its caller gets as they are. Others would say something about this endpoint.

@@ -67,7 +67,7 @@ class Rpc(NamedTuple):
     """One RPC with the headers that Interlock uses. Kept, because gRPC builds the metadata again for every access."""
 
     context: Context
-    said: Mapping[str, str]
+    headers: Mapping[str, str]
 
     @classmethod
     def of(cls, context: Context) -> Rpc:
@@ -104,8 +104,8 @@ class _Methods:
         method = handler_call_details.method
         found = self._unary.get(method)
         if found is not None:
-            said = cast("Sequence[tuple[str, str]]", handler_call_details.invocation_metadata)
-            authorization = next((value for name, value in said if name == "authorization"), None)
+            metadata = cast("Sequence[tuple[str, str]]", handler_call_details.invocation_metadata)
+            authorization = next((value for name, value in metadata if name == "authorization"), None)
             if self._awaits(authorization):
                 return found
         return self._streams.get(method)
@@ -222,12 +222,12 @@ class Servicer:
         return await rpc.context.abort(messages.status_code(failure), status.message, details)
 
     async def _caller(self, rpc: Rpc) -> Caller:
-        said = rpc.said.get("authorization")
-        return self._service.known(said) or await self._service.authenticate(said)
+        authorization = rpc.headers.get("authorization")
+        return self._service.known(authorization) or await self._service.authenticate(authorization)
 
     def _trace_id(self, rpc: Rpc) -> str:
         """The trace id of a failure that happened before there was a call."""
-        found = w3c.read(rpc.said.get("traceparent", ""))
+        found = w3c.read(rpc.headers.get("traceparent", ""))
         return self._service.app.clock.random_bytes(16).hex() if found is None else found.trace_id
 
     # Methods
@@ -238,7 +238,7 @@ class Servicer:
         limit = min(request.page_size or PAGE, LARGEST_PAGE)
         surfaces = self._service.surfaces
         if request.query:
-            found, loaded, deferred = await surfaces.found(request.query, caller, DOOR, limit, request.by or "both")
+            found, loaded, deferred = await surfaces.search_at(request.query, caller, DOOR, limit, request.by or "both")
             shown = [self._tool(one.version) for one in loaded]
             return wire.DiscoverResponse(
                 tools=shown,
@@ -290,7 +290,7 @@ class Servicer:
     async def _invoke(
         self, request: wire.InvokeRequest, caller: Caller, rpc: Rpc, call_id: str | None = None
     ) -> Result:
-        trace = w3c.joined(rpc.said.get("traceparent"), rpc.said.get("tracestate"))
+        trace = w3c.joined(rpc.headers.get("traceparent"), rpc.headers.get("tracestate"))
         most = self._service.app.settings.max_values
         ask = await messages.ask(request, timeout_s=rpc.left_s, trace=trace, most_values=most)
         return await self._service.calls.invoke(ask, caller, door=DOOR, call_id=call_id)
@@ -302,8 +302,8 @@ class Servicer:
 
     async def top(self, request: wire.TopRequest, caller: Caller, _: Rpc) -> wire.TopResponse:
         lead, since, until, limit = messages.top_asked(request)
-        told = await self._service.listing.top(lead, by=caller, since=since, until=until, limit=limit)
-        return messages.top(told)
+        document = await self._service.listing.top(lead, by=caller, since=since, until=until, limit=limit)
+        return messages.top(document)
 
     async def status(self, request: wire.StatusRequest, caller: Caller, _: Rpc) -> wire.StatusResponse:
         calls, call_id = self._service.calls, request.invocation_id
@@ -437,8 +437,8 @@ class Ears:
                 return
             stream.call_id = event.invocation_id
             self._by_call[event.invocation_id] = stream
-        if stream is not None and (told := messages.happening(event)) is not None:
-            stream.put(told)
+        if stream is not None and (message := messages.happening(event)) is not None:
+            stream.put(message)
 
 
 def _call_result(result: Result) -> wire.CallResult:

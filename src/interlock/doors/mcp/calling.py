@@ -94,7 +94,7 @@ class Wanted:
     # By which ids the client knows its request.
     native: Mapping[str, Any] | None = None
     # The version that a call by this name is made of, and the form of its results, where they were looked up already.
-    found: tuple[Prepared, Form] | None = None
+    looked_up: tuple[Prepared, Form] | None = None
     # The header `Idempotency-Key`, and the client's identity of this request within its session.
     key: str | None = None
     identity: str | None = None
@@ -194,7 +194,7 @@ class Calling:
     ) -> RunningCall:
         """Start a call in a task of its own, which ends by itself if nobody waits for it any more."""
         ask = await self._ask(wanted, caller)
-        tool = wanted.found[0] if wanted.found is not None and ask.version is None else None
+        tool = wanted.looked_up[0] if wanted.looked_up is not None and ask.version is None else None
         call_id, making = self._service.calls.open(ask, caller, door=DOOR, on_progress=on_progress, tool=tool)
         return self._in_task(making, call_id, ask)
 
@@ -237,8 +237,8 @@ class Calling:
                 trace = joined(meta["traceparent"], meta.get("tracestate"))
         if KEY in arguments:
             # Where the call was looked up already, that is what it is made of; otherwise it is looked up.
-            if wanted.found is not None and version is None:
-                keyed = wanted.found[1].keyed
+            if wanted.looked_up is not None and version is None:
+                keyed = wanted.looked_up[1].keyed
             else:
                 keyed = await self._is_keyed(address, version, caller)
             if keyed:  # the argument of that name is the one that this door added
@@ -284,8 +284,8 @@ class Calling:
 
     async def _form(self, wanted: Wanted, result: Result) -> Form:
         """The form of the results of the version that was called. Another may have come since it was looked up."""
-        if wanted.found is not None and wanted.found[0].ref == result.tool:
-            return wanted.found[1]
+        if wanted.looked_up is not None and wanted.looked_up[0].ref == result.tool:
+            return wanted.looked_up[1]
         address, _, version = result.tool.partition("@")
         return self._listing.form((await self._service.app.catalog.exact(address, version)).prepared)
 
@@ -366,9 +366,9 @@ def not_made(wanted: Wanted, failure: Failure, trace_id: str | None = None) -> J
 
 
 def failed(failure: Failure, trace_id: str, about: Json) -> Json:
-    said: Any = (failure.details or {}).get("content")
+    content: Any = (failure.details or {}).get("content")
     return {
-        "content": cast("list[Json]", said) if _is_content(said) else [_text(_words(failure))],
+        "content": cast("list[Json]", content) if _is_content(content) else [_text(_words(failure))],
         "isError": True,
         "resultType": "complete",
         "_meta": {**about, "interlock/error": failure.envelope(trace_id)},
@@ -390,8 +390,8 @@ def own_result(result: Result, form: Form) -> Json:
 def _native(result: Result) -> Json:
     """The result of an MCP upstream, unchanged."""
     value = cast("Json", result.value)
-    told: Json = value.get("_meta") or {}
-    return {**value, "isError": False, "resultType": "complete", "_meta": {**told, **_about(result)}}
+    meta: Json = value.get("_meta") or {}
+    return {**value, "isError": False, "resultType": "complete", "_meta": {**meta, **_about(result)}}
 
 
 def _stored(result: Result, form: Form) -> Json:
@@ -482,10 +482,10 @@ def _words(failure: Failure) -> str:
     return f"{row.error_code} ({row.code}): {failure.message}\nWhat to do: {failure.resolution}{later}{details}"
 
 
-def _is_content(said: Any) -> bool:
-    if not isinstance(said, list) or not said:
+def _is_content(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
         return False
-    return all(isinstance(one, dict) for one in cast("list[Any]", said))
+    return all(isinstance(one, dict) for one in cast("list[Any]", value))
 
 
 def _text(text: str) -> Json:

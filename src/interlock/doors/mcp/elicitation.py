@@ -57,8 +57,8 @@ def hears_log(asked: Interaction | None) -> bool:
 def interaction(ctx: Context) -> Interaction | None:
     """The way to ask the client of a request, if it supports elicitation."""
     declared = ctx.session.client_capabilities
-    said: Json = {} if declared is None else declared.model_dump(by_alias=True, mode="json", exclude_none=True)
-    capabilities = {name: said[name] for name in _ASKED if name in said}
+    stated: Json = {} if declared is None else declared.model_dump(by_alias=True, mode="json", exclude_none=True)
+    capabilities = {name: stated[name] for name in _ASKED if name in stated}
     if not capabilities:
         return None
     if ctx.protocol_version != MODERN:
@@ -88,8 +88,8 @@ async def with_news(ctx: Context, making: Coroutine[Any, Any, Json], news: News)
     call.add_done_callback(lambda _: news.put_nowait(None))
     far = -1.0
     try:
-        while (told := await news.get()) is not None:
-            kind, facts = told
+        while (item := await news.get()) is not None:
+            kind, facts = item
             if kind == "message":
                 await _pass_on(ctx, facts)
                 continue
@@ -104,8 +104,8 @@ async def with_news(ctx: Context, making: Coroutine[Any, Any, Json], news: News)
     return await call
 
 
-async def _pass_on(ctx: Context, said: Json) -> None:
-    message = types.LoggingMessageNotification(params=types.LoggingMessageNotificationParams.model_validate(said))
+async def _pass_on(ctx: Context, params: Json) -> None:
+    message = types.LoggingMessageNotification(params=types.LoggingMessageNotificationParams.model_validate(params))
     await ctx.session.send_notification(message, related_request_id=ctx.request_id)
 
 

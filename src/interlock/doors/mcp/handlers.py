@@ -120,11 +120,11 @@ class Handlers:
                     await self.changes.loaded(ctx)
                 return found
         sent = meta(ctx)
-        said: Mapping[str, str] = {} if ctx.request is None else ctx.request.headers
-        trace = joined(said.get("traceparent"), said.get("tracestate"))
+        headers: Mapping[str, str] = {} if ctx.request is None else ctx.request.headers
+        trace = joined(headers.get("traceparent"), headers.get("tracestate"))
         news: News = asyncio.Queue()
         ids = native_ids(ctx)
-        key, named = said.get("idempotency-key"), request_identity(ctx, self._stdio_session)
+        key, named = headers.get("idempotency-key"), request_identity(ctx, self._stdio_session)
         wanted = Wanted(
             params.name, params.arguments or {}, sent, trace, listening(ctx, news), native=ids, key=key, identity=named
         )

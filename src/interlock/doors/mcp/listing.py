@@ -159,7 +159,7 @@ def describe(version: Version, name: str, available: str = "AVAILABLE") -> Json:
     return {
         "name": name,
         "title": title,
-        **({"description": manifest.told} if manifest.told else {}),
+        **({"description": manifest.full_description} if manifest.full_description else {}),
         "inputSchema": input_schema(contract),
         **({} if output is None else {"outputSchema": output}),
         **_icons(contract),

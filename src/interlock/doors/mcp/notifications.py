@@ -50,12 +50,12 @@ class Changes:
     async def remember(self, ctx: Context, _: types.NotificationParams) -> None:
         """Notify sessions of the handshake era of changes by name, for as long as they last."""
         session = ctx.session
-        kept = connection(ctx)
-        if kept.state.setdefault(CALLER, session) is session:  # however often a client says that it is ready
+        connected = connection(ctx)
+        if connected.state.setdefault(CALLER, session) is session:  # however often a client says that it is ready
             caller = await self._caller(ctx)
             await self.offers.attend(caller)
             await self._audience.enter(session, caller)
-            kept.exit_stack.callback(self._audience.leave, session)
+            connected.exit_stack.callback(self._audience.leave, session)
 
     async def tools_changed(self) -> None:
         """Tell clients of both eras that their lists may be others: an upstream comes and goes with all that it has."""
@@ -97,8 +97,8 @@ class Changes:
 
     async def subscribe(self, ctx: Context, params: types.SubscribeRequestParams) -> Json:
         """Watch a resource for a session of the handshake era, until it says so or ends."""
-        caller, uri, kept = await self._caller(ctx), named(str(params.uri)), connection(ctx)
-        watched: dict[str, Callable[[], None]] = kept.state.setdefault(_WATCHED, {})
+        caller, uri, connected = await self._caller(ctx), named(str(params.uri)), connection(ctx)
+        watched: dict[str, Callable[[], None]] = connected.state.setdefault(_WATCHED, {})
         if uri in watched:
             return {}
         if len(watched) >= MAX_WATCHED:
@@ -111,7 +111,7 @@ class Changes:
             leave()
         else:
             watched[uri] = leave
-            kept.exit_stack.callback(leave)
+            connected.exit_stack.callback(leave)
         return {}
 
     async def unsubscribe(self, ctx: Context, params: types.UnsubscribeRequestParams) -> Json:

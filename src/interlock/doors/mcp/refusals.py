@@ -77,10 +77,10 @@ def _refusal(status: int, body: bytes) -> bytes | None:
     if status < HTTPStatus.BAD_REQUEST and b'"error"' not in body:
         return None
     try:
-        told = orjson.loads(body)
+        document = orjson.loads(body)
     except orjson.JSONDecodeError:
-        told = None
-    answer = cast("Json", told) if isinstance(told, dict) else {}
+        document = None
+    answer = cast("Json", document) if isinstance(document, dict) else {}
     if "result" in answer or ("error" not in answer and status < HTTPStatus.BAD_REQUEST):
         return None
     error = answer.get("error")
@@ -106,8 +106,8 @@ def enveloped(error: types.ErrorData) -> types.ErrorData:
 def _enveloped(status: int, fault: Json) -> Json:
     """A fault with the words and the envelope of a failure, beside what the protocol has in its data."""
     data, failure = fault.get("data"), _failure(status, fault)
-    kept = cast("Json", data) if isinstance(data, dict) else {}
-    return {**fault, "message": failure.message, "data": {**kept, **failure.envelope(no_trace())}}
+    members = cast("Json", data) if isinstance(data, dict) else {}
+    return {**fault, "message": failure.message, "data": {**members, **failure.envelope(no_trace())}}
 
 
 def _failure(status: int, fault: Json) -> Failure:

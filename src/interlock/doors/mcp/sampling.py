@@ -94,9 +94,9 @@ def _choice(content: Any) -> Json:
     text = "".join(texts)
     fenced = _FENCE.match(text) if len(text) <= MOST_ANSWER else None
     try:
-        told: Any = orjson.loads(text if fenced is None else fenced[1]) if len(text) <= MOST_ANSWER else None
+        document: Any = orjson.loads(text if fenced is None else fenced[1]) if len(text) <= MOST_ANSWER else None
     except orjson.JSONDecodeError:
-        told = None
-    if not isinstance(told, dict):
+        document = None
+    if not isinstance(document, dict):
         raise Failure("E3004", "the model of the client did not answer with a JSON object")
-    return cast("Json", told)
+    return cast("Json", document)

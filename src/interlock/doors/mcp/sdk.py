@@ -215,8 +215,8 @@ async def _enveloped(ctx: Context, call_next: Callable[[Context], Awaitable[Any]
     except ValidationError:
         fault = types.ErrorData(code=types.INVALID_PARAMS, message="Invalid request parameters")
     # What the protocol itself has to say stays beside the envelope.
-    kept = _members(fault.data)
-    raise MCPError(fault.code, fault.message, {**kept, **Failure("E3004", fault.message).envelope(no_trace())})
+    members = _members(fault.data)
+    raise MCPError(fault.code, fault.message, {**members, **Failure("E3004", fault.message).envelope(no_trace())})
 
 
 def _members(data: Any) -> Json:

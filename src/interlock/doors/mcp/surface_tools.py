@@ -178,8 +178,8 @@ class SurfaceTools:
         else:
             return None
         content = [{"type": "text", "text": orjson.dumps(document).decode()}]
-        told: Json = {"content": content, "structuredContent": document, "resultType": "complete"}
-        return {**told, "_meta": meta} if meta else told
+        result: Json = {"content": content, "structuredContent": document, "resultType": "complete"}
+        return {**result, "_meta": meta} if meta else result
 
     async def _search(self, arguments: Json, caller: Caller, *, apps: bool) -> tuple[Json, Json]:
         queries = _texts(arguments, "queries", {"queries", "limit"})
@@ -187,7 +187,7 @@ class SurfaceTools:
         if limit.__class__ is not int:
             raise Failure("E3004", "`limit` is a whole number")
         surface = caller.surface
-        told: list[Json] = []
+        results: list[Json] = []
         refs: dict[str, Json] = {}
         answers = await self._surfaces.search(queries, caller, limit, apps=apps)
         for query, (answer, deferred) in zip(queries, answers, strict=True):
@@ -204,17 +204,17 @@ class SurfaceTools:
             ]
             facts = answer.facts()
             # For a model, facts that say nothing are left out.
-            kept = {name: facts[name] for name in ("note", "pending") if facts[name]}
-            told.append({"query": query, "outcome": facts["outcome"], "tools": tools, **kept})
+            notes = {name: facts[name] for name in ("note", "pending") if facts[name]}
+            results.append({"query": query, "outcome": facts["outcome"], "tools": tools, **notes})
         # For programs; a model has what it needs in the content.
-        return {"results": told}, {DEFERRED: list(refs.values())} if refs else {}
+        return {"results": results}, {DEFERRED: list(refs.values())} if refs else {}
 
     async def _load(self, arguments: Json, caller: Caller, *, apps: bool) -> tuple[Json, Json]:
         names = [self._names.address(one) for one in _texts(arguments, "names", {"names"})]
         found = await self._surfaces.load(names, caller, apps=apps)
         shown = [self._describe(one) for one in found]
-        kept = ("name", "description", "inputSchema")
-        return {"tools": [{part: one[part] for part in kept if part in one} for one in shown]}, {}
+        parts = ("name", "description", "inputSchema")
+        return {"tools": [{part: one[part] for part in parts if part in one} for one in shown]}, {}
 
     async def _select(self, arguments: Json, caller: Caller, selector: Selector) -> tuple[Json, Json]:
         """Choose a tool by the client's own model, and load it if the gate does not deny it."""
@@ -223,18 +223,18 @@ class SurfaceTools:
             raise Failure("E3004", "send `request`, a text", resolution=_AS_LISTED)
         made = await self._app.select(request[:_LONGEST_QUERY], caller=caller, selector=selector, door="mcp")
         verdict = made.verdict
-        told: Json = {
+        selection: Json = {
             "tool": None,
             "parameters": made.parameters,
             "refused": made.refused,
             "gate": None if verdict is None else {"answer": verdict.answer, "reason": verdict.reason},
         }
         if made.chosen is not None:
-            told["tool"] = {"name": self._names.of(made.chosen)}
+            selection["tool"] = {"name": self._names.of(made.chosen)}
         if made.chosen is not None and verdict is not None and verdict.answer != "DENY":
             (shown,) = (await self._load({"names": [self._names.of(made.chosen)]}, caller, apps=False))[0]["tools"]
-            told["tool"] = shown
-        return told, {}
+            selection["tool"] = shown
+        return selection, {}
 
     async def _read(self, arguments: Json, caller: Caller) -> tuple[Json, Json]:
         ref: Any = arguments.get("ref")

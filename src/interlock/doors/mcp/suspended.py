@@ -104,7 +104,7 @@ class SuspendedCall:
                 answer.set_result(value)
         self.changed_ms = self._clock.now_ms()
 
-    def told(self, kind: str, facts: Json) -> None:
+    def report(self, kind: str, facts: Json) -> None:
         """Pass on progress or a message of the log to the request that waits now."""
         if self.news is not None:
             hear(self.news, kind, facts)
@@ -123,7 +123,7 @@ class SuspendedCall:
     def answered_by(self, asked: Interaction) -> Interaction:
         """Return the interaction of the call: the client's own, with a way to ask it."""
         asked = replace(asked, ask=self.ask, on_task=self.made_task if self.takes_task else None)
-        return replace(asked, on_log=partial(self.told, "message")) if isinstance(asked, Listening) else asked
+        return replace(asked, on_log=partial(self.report, "message")) if isinstance(asked, Listening) else asked
 
     def belongs_to(self, caller: Caller) -> bool:
         return self.owner == _owner(caller)
@@ -169,7 +169,7 @@ class SuspendedCalls:
             suspended = SuspendedCall(owner, binding, self._waiting, self._clock)
             suspended.news, suspended.takes_task = news, takes_task
             suspended.wanted = replace(wanted, interaction=suspended.answered_by(asked))
-            on_progress = partial(suspended.told, "progress") if progress or takes_task else None
+            on_progress = partial(suspended.report, "progress") if progress or takes_task else None
             try:
                 suspended.call = await self._calling.begin(suspended.wanted, caller, on_progress)
             except Failure as failure:

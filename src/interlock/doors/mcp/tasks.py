@@ -128,10 +128,10 @@ class Tasks:
         """The state of a task. Raises Fault if the caller has none of that id."""
         suspended = self._running.get(task_id)
         if suspended is not None and suspended.belongs_to(caller):
-            asked, said = suspended.questions(), (suspended.message, suspended.changed_ms)
+            asked, progress = suspended.questions(), (suspended.message, suspended.changed_ms)
             if asked:
-                return {**_task(task_id, "input_required", *said), "inputRequests": asked, **_DONE}
-            return {**_task(task_id, "working", *said), **_DONE}
+                return {**_task(task_id, "input_required", *progress), "inputRequests": asked, **_DONE}
+            return {**_task(task_id, "working", *progress), **_DONE}
         try:
             result = await self._service.calls.result(task_id, caller)
             if result is None:
@@ -154,8 +154,8 @@ class Tasks:
 
     async def _on_record(self, task_id: str, caller: Caller) -> Json:
         """The state of a task by the journal."""
-        told = await self._service.calls.find(task_id, caller, own=True)
-        match told["status"]:
+        document = await self._service.calls.find(task_id, caller, own=True)
+        match document["status"]:
             case "running" | "awaiting_approval" as status:
                 return {**_task(task_id, "working", status.replace("_", " ")), **_DONE}
             case "canceled":
@@ -186,9 +186,9 @@ class Tasks:
 
 def _task(task_id: str, status: str, message: str = "", at_ms: int = 0) -> Json:
     began_ms = begun_ms(task_id) or 0
-    said = {"statusMessage": message} if message else {}
+    status_message = {"statusMessage": message} if message else {}
     times = {"createdAt": iso(began_ms), "lastUpdatedAt": iso(max(began_ms, at_ms))}
-    return {"taskId": task_id, "status": status, **said, **times, "ttlMs": TTL_MS, "pollIntervalMs": POLL_MS}
+    return {"taskId": task_id, "status": status, **status_message, **times, "ttlMs": TTL_MS, "pollIntervalMs": POLL_MS}
 
 
 def _raise_error_of_protocol(result: Result) -> None:

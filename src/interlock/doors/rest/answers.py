@@ -57,7 +57,7 @@ def success(result: Result) -> Json:
     """The data, and beside it where it comes from, what it cost and what page it is."""
     metadata = result.metadata
     name, _, version = result.tool.partition("@")
-    kept = result.persistence.ref
+    ref = result.persistence.ref
     latency_ms = metadata.get("latency_ms", 0)
     at = iso(result.created_ms)
     return {
@@ -66,7 +66,7 @@ def success(result: Result) -> Json:
         "state": result.state,
         "tool_id": name,
         "tool_version": version,
-        "result": result.value if kept is None else None,
+        "result": result.value if ref is None else None,
         "execution_time_ms": latency_ms,
         "cost": metadata.get("cost", 0),
         "approval": metadata.get("approval"),
@@ -83,8 +83,8 @@ def success(result: Result) -> Json:
         "artifacts": [one.document() for one in result.artifacts],
         "content": result.content,
         "handoffs": result.handoffs,
-        "payload_ref": kept,
-        "preview": None if kept is None else result.text(),
+        "payload_ref": ref,
+        "preview": None if ref is None else result.text(),
         **result.about(),
     }
 
@@ -109,18 +109,18 @@ def pending(result: Result) -> Json:
 def of_status(status: Json, result: Result | None) -> Json:
     """The state of a call, with its outcome while that is stored."""
     state = str(status["status"])
-    told: Json = {
+    document: Json = {
         **{name: value for name, value in status.items() if name not in ("result", "status")},
         "state": state,
         "status": "pending" if state == "awaiting_approval" else HISTORY.get(cast("State", state), "running"),
     }
     if result is None:
-        return told
+        return document
     if result.pending:
-        return {**told, **pending(result)}
+        return {**document, **pending(result)}
     if result.error is None:
-        return {**told, **success(result)}
-    return {**told, **refusal(result.error, result.trace_id), **_outcome(result), "trace_id": result.trace_id}
+        return {**document, **success(result)}
+    return {**document, **refusal(result.error, result.trace_id), **_outcome(result), "trace_id": result.trace_id}
 
 
 def _outcome(result: Result) -> Json:

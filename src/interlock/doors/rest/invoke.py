@@ -148,34 +148,34 @@ def read(sent: Any, key: str | None, trace: str | None) -> tuple[Ask, bool]:
     """The call that a body asks for, and whether in the background. E3004 for what is not of the documented form."""
     if not isinstance(sent, dict):
         raise Failure("E3004", "the body must be an object with a `tool_id`")
-    said = cast("dict[str, Any]", sent)
-    for name, value in said.items():
+    members = cast("dict[str, Any]", sent)
+    for name, value in members.items():
         wanted = FIELDS.get(name)
         if wanted is None:
             raise Failure("E3004", f"`{name[:100]}` is not a field of this request; there are {', '.join(FIELDS)}")
         if value.__class__ is not wanted:
             raise Failure("E3004", f"`{name}` must be {_WORDS[wanted]}")
-    tool = said.get("tool_id")
+    tool = members.get("tool_id")
     if not tool or len(tool) > LONGEST_NAME:
         raise Failure("E3004", f"say which tool: `tool_id`, in at most {LONGEST_NAME} characters")
-    timeout_ms = said.get("timeout_ms")
+    timeout_ms = members.get("timeout_ms")
     if timeout_ms is not None and not 0 < timeout_ms <= LONGEST_MS:
         raise Failure("E3004", f"`timeout_ms` must be between 1 and {LONGEST_MS}")
-    mode = said.get("execution_mode", "sync")
+    mode = members.get("execution_mode", "sync")
     if mode not in ("sync", "async"):
         raise Failure("E3004", "`execution_mode` must be sync or async")
-    own = said.get("idempotency_key") or key or None
+    own = members.get("idempotency_key") or key or None
     if key and own != key:
         raise Failure("E3004", "`idempotency_key` and the Idempotency-Key header say different things")
     ask = Ask(
         tool,
-        said.get("parameters", {}),
-        said.get("tool_version") or None,
+        members.get("parameters", {}),
+        members.get("tool_version") or None,
         own,
-        said.get("session_id", ""),
+        members.get("session_id", ""),
         None if timeout_ms is None else timeout_ms / 1000,
-        said.get("dry_run", False),
-        said.get("task") or None,
+        members.get("dry_run", False),
+        members.get("task") or None,
         trace,
     )
     return ask, mode == "async"

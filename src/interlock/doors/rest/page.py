@@ -59,8 +59,8 @@ def _operation(document: Json, path: str, method: str, operation: Json) -> str:
     responses = cast("dict[str, Json]", operation["responses"])
     for status, response in responses.items():
         example = _example(document, response)
-        told = f"<p><b>{escape(status)}</b> {escape(str(response.get('description', '')))}</p>"
-        shown.append(told if example is None else f"{told}<pre>{example}</pre>")
+        text = f"<p><b>{escape(status)}</b> {escape(str(response.get('description', '')))}</p>"
+        shown.append(text if example is None else f"{text}<pre>{example}</pre>")
     return "".join([*shown, "</details>"])
 
 

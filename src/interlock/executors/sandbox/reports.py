@@ -211,7 +211,7 @@ def _each(check: Check, what: str) -> Check:
 _REPORTS: Mapping[str, Check] = {
     "changes": _each(_change, "a change"),
     "attestations": _each(_attestation, "a fact"),
-    "compensation": lambda said: None if said is None else _named("what undoes it")(said),
+    "compensation": lambda value: None if value is None else _named("what undoes it")(value),
     "modifiers": _named("a modifier"),
     "cost": _cost,
     "session": _named("a session value"),

@@ -195,7 +195,7 @@ def _refuse_overruled(call: Call, names: Sequence[str]) -> None:
             )
 
 
-def _allowed(found: Ticket | Refused) -> Ticket:
-    if isinstance(found, Refused):
-        raise found.failure
-    return found
+def _allowed(looked_up: Ticket | Refused) -> Ticket:
+    if isinstance(looked_up, Refused):
+        raise looked_up.failure
+    return looked_up

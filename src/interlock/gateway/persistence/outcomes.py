@@ -21,12 +21,12 @@ class OutcomeStore:
         # Refuses (E3601, E3604, E3804) to begin a call whose outcome could not be encrypted.
         self.check_key: Callable[[], object] = box.look
 
-    def open(self, found: idempotency.Replay) -> Json:
+    def open(self, replay: idempotency.Replay) -> Json:
         """Return the outcome of a call, as stored under its key. JSON in clear text is of an older version."""
-        sealed = found.result
+        sealed = replay.result
         if sealed.startswith(b"{"):
             return decode(sealed)
-        return decode(self.box.open(sealed, purpose=_OUTCOME, about=found.call))
+        return decode(self.box.open(sealed, purpose=_OUTCOME, about=replay.call))
 
     def seal(self, transaction: Transaction, call: str, outcome: Json) -> bytes:
         """Return the outcome of a call, encrypted for its key."""

@@ -137,8 +137,8 @@ class Outputs:
         """Return the redactor of a tool's results; compiled once for each version."""
         found = self._redactors.get(tool.digest)
         if found is None:
-            kept = self._settings.no_pattern_redaction
-            patterns = tool.contract.manifest.redact_results and tool.contract.id.namespace not in kept
+            exempt = self._settings.no_pattern_redaction
+            patterns = tool.contract.manifest.redact_results and tool.contract.id.namespace not in exempt
             found = self._redactor.for_schema(tool.contract.output.document, patterns=patterns)
             self._redactors[tool.digest] = found
         tool.redactor = found

@@ -117,8 +117,8 @@ class FailureWriter:
             withheld_inputs = {} if ended_before else self._storage.inputs.store(transaction, call, sent)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
-            told = record(withheld_inputs) if withheld_inputs else body
-            transaction.append("closed", call.id, records.with_budgets(told, booked.rows))
+            document = record(withheld_inputs) if withheld_inputs else body
+            transaction.append("closed", call.id, records.with_budgets(document, booked.rows))
             return _Written(ended_before=ended_before, overrun=booked.overrun)
 
         written, failure = await self._record_failure(call, failure, unit)
@@ -205,8 +205,8 @@ class FailureWriter:
                 written = await self._journal.commit(unit)
         except Failure as unwritten:
             # A failure of the journal is reported as it is; any other is replaced by the failure to record it.
-            told = failure if failure.code in ("E3801", "E3803") else unwritten
-            return _Written(ended_before=False), told
+            reported = failure if failure.code in ("E3801", "E3803") else unwritten
+            return _Written(ended_before=False), reported
         return written, failure
 
 

@@ -136,10 +136,10 @@ class SuccessWriter:
             storage.changes.store(transaction, call.id, caller, values)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
-            told = body
+            document = body
             if withheld or withheld_inputs:
-                told = record(extra={**extra, **_without(persistence, withheld, withheld_inputs)})
-            transaction.append("closed", call.id, records.with_budgets(told, booked.rows))
+                document = record(extra={**extra, **_without(persistence, withheld, withheld_inputs)})
+            transaction.append("closed", call.id, records.with_budgets(document, booked.rows))
             return withheld, booked.overrun
 
         try:

@@ -44,7 +44,7 @@ class Lease:
         self.id = instance_id
         self.home = home
         # Which schema this process knows, so that nobody changes it to one on which this process could not go on.
-        self._told: dict[str, Any] = {"schema": SCHEMA_HEAD}
+        self._reported: dict[str, Any] = {"schema": SCHEMA_HEAD}
         # Whether others have taken this process for dead. It may not write any more, and does not get its lease back.
         self.lost = False
         self._sure_until = 0.0
@@ -93,7 +93,7 @@ class Lease:
 
     def report(self, document: dict[str, Any]) -> None:
         """Tell others on this store how this process is, with the next renewal."""
-        self._told = {**document, "schema": self._told["schema"]}
+        self._reported = {**document, "schema": self._reported["schema"]}
 
     def close(self) -> None:
         """End the lease. Whatever the process still ran is from now on that of a process that has ended."""
@@ -111,14 +111,14 @@ class Lease:
 
     def _renew(self, *, anew: bool = False) -> None:
         statement = "SELECT interlock_renew(?, ?, CAST(? AS BOOLEAN), ?)"
-        told = describe(self.home)
-        files: dict[str, str] = told["files"]
+        description = describe(self.home)
+        files: dict[str, str] = description["files"]
         if anew:
             self._settings = files["settings.toml"]
         # A process runs with the settings that it was started with, whatever the file has by now.
         restart = self.home.other_settings or files["settings.toml"] != self._settings
         files["settings.toml"] = self._settings
-        report = orjson.dumps({**self._told, **told, "restart": restart})
+        report = orjson.dumps({**self._reported, **description, "restart": restart})
         began = _now()
         if self._ask(statement, self.id, report, "t" if anew else "f", self.home.place):
             self._sure_until = began + LEASE_MS / 1000 - MARGIN_S

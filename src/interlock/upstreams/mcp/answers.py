@@ -97,9 +97,9 @@ def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Def
 
 def _meta(stated: Any) -> Json:
     """The `_meta` of a server's tool, without the names that only Interlock may use. A large one is left out."""
-    said = {name: part for name, part in members(stated).items() if not name.startswith("interlock/")}
+    theirs = {name: part for name, part in members(stated).items() if not name.startswith("interlock/")}
     try:
-        return said if said and len(orjson.dumps(said)) <= _LONGEST_META else {}
+        return theirs if theirs and len(orjson.dumps(theirs)) <= _LONGEST_META else {}
     except (orjson.JSONEncodeError, RecursionError):
         return {}
 
@@ -109,8 +109,8 @@ def _icons(stated: Any) -> list[Json]:
     icons: list[Json] = []
     left = _LONGEST_ICONS
     for one in cast("list[Any]", stated)[:_MOST_ICONS] if isinstance(stated, list) else ():
-        said = members(one)
-        source, kind, theme = said.get("src"), said.get("mimeType"), said.get("theme")
+        fields = members(one)
+        source, kind, theme = fields.get("src"), fields.get("mimeType"), fields.get("theme")
         if not isinstance(source, str) or not source.startswith(("https://", "data:image/")):
             continue
         if len(source) > left or not source.isascii() or not source.isprintable():
@@ -119,7 +119,7 @@ def _icons(stated: Any) -> list[Json]:
         icon: Json = {"src": source}
         if isinstance(kind, str) and len(kind) <= MAX_NAME and kind.isascii() and kind.isprintable():
             icon["mimeType"] = kind
-        if sizes := [size for size in strings(said.get("sizes")) if _SIZE.fullmatch(size)][:_MOST_ICONS]:
+        if sizes := [size for size in strings(fields.get("sizes")) if _SIZE.fullmatch(size)][:_MOST_ICONS]:
             icon["sizes"] = sizes
         if theme in ("light", "dark"):
             icon["theme"] = theme
@@ -154,11 +154,11 @@ async def _answers(answer: Json, interaction: Interaction, questions: Questions)
     if not wanted:
         return None
     # All at once: none of them waits for the answer to another.
-    told = await asyncio.gather(
+    answers = await asyncio.gather(
         *(questions.put(method, params) for _, method, params in wanted), return_exceptions=True
     )
     responses: Json = {}
-    for (name, _, _), one in zip(wanted, told, strict=True):
+    for (name, _, _), one in zip(wanted, answers, strict=True):
         if isinstance(one, RpcError):
             # This era has no form for a question without answer, so the server is not asked again.
             raise questions.explain(Failure("E3411", f"the upstream was given no answer: {one.message}"))

@@ -35,15 +35,15 @@ class Content:
         self._sessions = sessions
 
     async def list_resources(self, credentials: Mapping[str, str] | None = None) -> list[Json]:
-        async with asking(self._sessions, self._config, credentials) as session:
+        async with session_for(self._sessions, self._config, credentials) as session:
             return await list_of(session, "resources", "resources")
 
     async def list_resource_templates(self, credentials: Mapping[str, str] | None = None) -> list[Json]:
-        async with asking(self._sessions, self._config, credentials) as session:
+        async with session_for(self._sessions, self._config, credentials) as session:
             return await list_of(session, "resources", "resourceTemplates")
 
     async def list_prompts(self, credentials: Mapping[str, str] | None = None) -> list[Json]:
-        async with asking(self._sessions, self._config, credentials) as session:
+        async with session_for(self._sessions, self._config, credentials) as session:
             return await list_of(session, "prompts", "prompts")
 
     async def read_resource(self, uri: str, interaction: Interaction = ALONE, caller: Caller | None = None) -> Json:
@@ -96,7 +96,7 @@ class Content:
         """Return the server's proposals for an argument of a prompt or a template: `completion`, maybe
         without values.
         """
-        async with asking(self._sessions, self._config) as session:
+        async with session_for(self._sessions, self._config) as session:
             if not session.server.offers("completions"):
                 return {"completion": {"values": []}}
             params = {"ref": ref, "argument": argument, **({} if context is None else {"context": context})}
@@ -107,7 +107,7 @@ class Content:
 
         Continues until it is cancelled or the conversation ends. Raises E3109 if the server does not report any.
         """
-        async with asking(self._sessions, self._config) as session:
+        async with session_for(self._sessions, self._config) as session:
             if not session.server.offers("resources") or not session.server.capabilities["resources"].get("subscribe"):
                 raise Failure("E3109", f"`{self._name}` does not tell of changes of its resources")
             await session.watch(uri, on_change, LIST_S)
@@ -126,13 +126,13 @@ async def list_of(session: Session, capability: str, what: str) -> list[Json]:
     return [cast("Json", one) for one in entries if isinstance(one, dict)]
 
 
-def asking(sessions: Sessions, config: McpConfig, credentials: Mapping[str, str] | None = None) -> _Asking:
+def session_for(sessions: Sessions, config: McpConfig, credentials: Mapping[str, str] | None = None) -> _RequestSession:
     """A session for a request of ours: without credentials, or with those of the requester."""
     lent = {} if credentials is None else config.lent(credentials)
-    return _Asking(sessions.slot(Conversation(lent)))
+    return _RequestSession(sessions.slot(Conversation(lent)))
 
 
-class _Asking:
+class _RequestSession:
     """A session for the duration of a request, whose errors become failures."""
 
     def __init__(self, slot: Supervisor[Session], within_s: float = LIST_S) -> None:

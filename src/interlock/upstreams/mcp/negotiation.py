@@ -51,15 +51,15 @@ async def _negotiate(session: Negotiating, era: Era) -> None:
         await _initialize(session)
         return
     session.server = Server(MODERN[0])
-    asking = asyncio.ensure_future(session.request("server/discover", within_s=None))
+    discovery = asyncio.ensure_future(session.request("server/discover", within_s=None))
     try:
-        await asyncio.wait({asking}, timeout=DISCOVER_S if era == "auto" else START_S)
-        if not asking.done() and era == "auto" and await _greeted_before(session, asking):
+        await asyncio.wait({discovery}, timeout=DISCOVER_S if era == "auto" else START_S)
+        if not discovery.done() and era == "auto" and await _greeted_before(session, discovery):
             return
-        supported = _modern(session, asking)
+        supported = _modern(session, discovery)
     finally:
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        discovery.cancel()
+        await asyncio.gather(discovery, return_exceptions=True)
     if supported is None:
         return
     if era == "modern":
@@ -68,13 +68,13 @@ async def _negotiate(session: Negotiating, era: Era) -> None:
     await _initialize(session)
 
 
-async def _greeted_before(session: Negotiating, asking: asyncio.Future[Json]) -> bool:
+async def _greeted_before(session: Negotiating, discovery: asyncio.Future[Json]) -> bool:
     """Greet a silent server in the old way too, because it may be old or slow to start: its answer decides."""
     session.server = Server("")
     greeting = asyncio.ensure_future(_initialize(session))
     try:
-        await asyncio.wait({asking, greeting}, return_when=asyncio.FIRST_COMPLETED)
-        if asking.done():
+        await asyncio.wait({discovery, greeting}, return_when=asyncio.FIRST_COMPLETED)
+        if discovery.done():
             session.server = Server(MODERN[0])
             return False
         await greeting
@@ -84,12 +84,12 @@ async def _greeted_before(session: Negotiating, asking: asyncio.Future[Json]) ->
         await asyncio.gather(greeting, return_exceptions=True)
 
 
-def _modern(session: Negotiating, asking: asyncio.Future[Json]) -> list[Any] | None:
+def _modern(session: Negotiating, discovery: asyncio.Future[Json]) -> list[Any] | None:
     """Return None if the server speaks the modern era; else the versions it states."""
-    if not asking.done():
+    if not discovery.done():
         return []
     try:
-        answer = asking.result()
+        answer = discovery.result()
     except RpcError as error:
         if error.code == UNSUPPORTED_VERSION and not set(_supported(error.data)) & {*HANDSHAKE}:
             raise _mismatch(_supported(error.data)) from None

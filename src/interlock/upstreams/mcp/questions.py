@@ -63,15 +63,15 @@ class Questions:
         """Return the failure of a call whose server answered with an error: its cause is the question without answer,
         if there was one.
         """
-        said = failure.details or {}
+        details_given = failure.details or {}
         if self._unanswered is not None:
             method, why, advice = self._unanswered
             words = f"the upstream asked a question (`{method}`) that nobody was asked: {why}; then {failure.message}"
-            details = {**said, "unanswered": {"method": method, "reason": why}}
+            details = {**details_given, "unanswered": {"method": method, "reason": why}}
             return Failure("E3411", words, details=details, resolution=advice)
         if self._doubt:
             why = "it came while several calls were under way, and nothing says to which it belongs"
-            details = {**said, "unanswered": {"method": self._doubt, "reason": why}}
+            details = {**details_given, "unanswered": {"method": self._doubt, "reason": why}}
             words = f"{failure.message}; the upstream also asked a question (`{self._doubt}`) that nobody was asked"
             return failure.saying(f"{words}: {why}", details)
         return failure

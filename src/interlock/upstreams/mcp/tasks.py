@@ -77,15 +77,15 @@ class _Task:
         self._call = call
         self._questions = questions
         self._asked: dict[str, asyncio.Task[None]] = {}
-        self._told = ""
+        self._last_message = ""
         self._lost = 0
 
     def tell(self, state: Json) -> None:
         """Pass on the message of the task as progress, if it is another."""
         message = text_in(state.get("statusMessage"))
-        if message and message != self._told and self._call.progress is not None:
+        if message and message != self._last_message and self._call.progress is not None:
             self._call.progress({"message": wire.excerpt(message, self._call), "percent": None})
-        self._told = message
+        self._last_message = message
 
     def ask(self, state: Json) -> None:
         """Put the questions of the task to the client that were not put before. INVARIANT: each is put once."""

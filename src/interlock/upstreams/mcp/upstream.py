@@ -11,7 +11,7 @@ from interlock.core.clock import Clock
 from interlock.data.schema import Json
 from interlock.upstreams.mcp.answers import understood
 from interlock.upstreams.mcp.config import McpConfig
-from interlock.upstreams.mcp.content import Content, asking, list_of
+from interlock.upstreams.mcp.content import Content, list_of, session_for
 from interlock.upstreams.mcp.protocol import LIST_S
 from interlock.upstreams.mcp.sessions import Sessions
 from interlock.upstreams.mcp.tool_calls import ToolCalls
@@ -62,7 +62,7 @@ class McpUpstream:
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         """Return everything the server offers now. Raises E3502 if no version of the protocol is common to both."""
-        async with asking(self._sessions, self._config, credentials) as session:
+        async with session_for(self._sessions, self._config, credentials) as session:
             server = session.server
             listed = await session.tools(LIST_S, anew=True)
             tools, refused = understood(listed, headers=self._config.url is not None)

@@ -91,14 +91,14 @@ async def frames(ask: Ask, events: AsyncGenerator[tuple[int | None, Json]]) -> A
                 yield b": nothing new\n\n"
                 continue
             try:
-                told = coming.result()
+                result = coming.result()
             except Exception as error:  # noqa: BLE001 - no exception leaves an endpoint
                 failure = error if isinstance(error, Failure) else unforeseen(error, ask.trace_id)
                 yield b"event: error\ndata: " + encode(failure.envelope(ask.trace_id)) + b"\n\n"
                 return
-            if told is None:
+            if result is None:
                 return
-            number, event = told
+            number, event = result
             place = "" if number is None else f"id: {number}\n"
             yield f"{place}event: {event['event_class']}\ndata: ".encode() + encode(event) + b"\n\n"
             coming = asyncio.ensure_future(anext(events, None))

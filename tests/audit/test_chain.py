@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
-from interlock.audit.chain import MAX_FAULTS, Verdict, verify
+from interlock.audit.chain import MAX_FAULTS, ChainVerdict, verify
 from interlock.audit.retention import purge
 from interlock.core.clock import Clock
 from interlock.data.canonical import digest
@@ -55,7 +55,7 @@ def original() -> Iterator[Home]:
         yield asyncio.run(make_home(Path(directory)))
 
 
-def tampered(original: Home, act: Callable[[Copy], Any], *, guards: bool = True, **options: Any) -> Verdict:
+def tampered(original: Home, act: Callable[[Copy], Any], *, guards: bool = True, **options: Any) -> ChainVerdict:
     """What the verification says after something was done to a copy, whose guards were put back if they are to be."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "home"

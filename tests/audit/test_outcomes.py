@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 from interlock import Effect, Interlock, Preview, tool
 from interlock.audit import outcomes
-from interlock.audit.chain import Verdict, verify
+from interlock.audit.chain import ChainVerdict, verify
 from interlock.audit.retention import purge
 from interlock.settings import Settings
 from interlock.store.backup import copied
-from interlock.store.connection import Connection
+from interlock.store.connection import SqliteConnection
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.support.histories import BUDGETS, DAY_S, VERSIONS, Text, live, work
@@ -34,7 +34,7 @@ from tests.support.stores import opened, unguarded
 ACTS = ("fine", "refused", "again", "unclear", "undone", "happened", "never", "large", "charged")
 
 
-def edited(home: Path, *statements: str) -> Verdict:
+def edited(home: Path, *statements: str) -> ChainVerdict:
     """What the verification says of a copy after an edit."""
     with tempfile.TemporaryDirectory() as directory:
         copy = home_at(shutil.copytree(home, Path(directory) / "home"))
@@ -262,7 +262,7 @@ def test_an_empty_home_of_any_earlier_schema_agrees(tmp_path: Path, revision: st
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
     engine.dispose()
-    with closing(sqlite3.connect(tmp_path / "old.db", factory=Connection)) as db:
+    with closing(sqlite3.connect(tmp_path / "old.db", factory=SqliteConnection)) as db:
         db.text_factory = bytearray
         assert list(outcomes.disagreements(db, 0, 0)) == []
 

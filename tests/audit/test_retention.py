@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from interlock import Failure, Field, Interlock, tool
 from interlock.audit import retention
-from interlock.audit.chain import Verdict, verify
+from interlock.audit.chain import ChainVerdict, verify
 from interlock.audit.retention import Segment, Terms, expire_payloads, purge
 from interlock.settings import Settings
 from interlock.store import administration
 from interlock.store.administration import administered
-from interlock.store.connection import Connection
+from interlock.store.connection import SqliteConnection
 from interlock.store.home import LOG_BYTES, Home
 from interlock.store.homes import home_at
 from interlock.store.port import Transaction
@@ -313,7 +313,7 @@ def purged() -> Iterator[Home]:
         yield home
 
 
-def tampered(home: Home, act: Callable[[Connection], Any]) -> Verdict:
+def tampered(home: Home, act: Callable[[SqliteConnection], Any]) -> ChainVerdict:
     with tempfile.TemporaryDirectory() as directory:
         copy = home_at(shutil.copytree(home.path, Path(directory) / "home"))
         with unguarded(copy) as db:
@@ -354,7 +354,7 @@ def test_an_edit_of_a_segment_or_at_its_boundary_is_found(purged: Home, edit: st
 
 @AUDIT_11
 def test_two_segments_made_one_are_found_by_the_record_of_the_purge(purged: Home) -> None:
-    def act(db: Connection) -> None:
+    def act(db: SqliteConnection) -> None:
         db.execute("DELETE FROM segment WHERE last_seq = 2")
         db.execute("UPDATE segment SET first_seq = 1 WHERE last_seq = 5")
 

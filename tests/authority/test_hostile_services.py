@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from interlock.approvals.services import Outcome
+from interlock.approvals.services import DeliveryOutcome
 from interlock.approvals.webhook import Webhooks
 from interlock.authority import keys
 from interlock.authority.keys import fetch_json
@@ -74,7 +74,7 @@ async def vault(port: int, timeout_s: float, home: Path) -> AsyncGenerator[Ask]:
 async def webhook(port: int, timeout_s: float, _: Path) -> AsyncGenerator[Ask]:
     webhooks = Webhooks(FakeClock().clock)
 
-    async def send() -> Outcome:
+    async def send() -> DeliveryOutcome:
         async with asyncio.timeout(timeout_s):
             return await webhooks.send(f"http://127.0.0.1:{port}/", b"{}", [SECRET], "m", allow_private=True)
 

@@ -15,7 +15,7 @@ from interlock import Interlock
 from interlock.api.audit import Audit
 from interlock.api.doctor import examine
 from interlock.audit.chain import verify
-from interlock.store.connection import Connection
+from interlock.store.connection import SqliteConnection
 
 pytestmark = pytest.mark.sqlite_only("the statements of a reader are interrupted where they reach SQLite")
 
@@ -32,7 +32,7 @@ async def between(app: Interlock, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         await app.journal.drain()
         app.journal.anchor()
 
-    class Interrupted(Connection):
+    class Interrupted(SqliteConnection):
         def execute(self, *given: Any) -> sqlite3.Cursor:
             if threading.current_thread().name in own:
                 return super().execute(*given)

@@ -18,10 +18,10 @@ from interlock.contract.standard import (
     SELECTABLE_REGISTRY_STATES,
     ContentType,
     Document,
+    DocumentPart,
     EventClass,
     Identity,
     Lifecycle,
-    Part,
     RegistryState,
     Safety,
     TextContent,
@@ -594,7 +594,7 @@ def refused(name: str, document: Any) -> bool:
     return False
 
 
-def known_fields(part: Part) -> set[str]:
+def known_fields(part: DocumentPart) -> set[str]:
     return {field.alias or name for name, field in type(part).model_fields.items()}
 
 

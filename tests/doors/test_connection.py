@@ -15,8 +15,8 @@ from uvicorn.server import ServerState
 from interlock.core.errors import Failure
 from interlock.http import connection
 from interlock.http.asgi import App, Receive, Scope, Send, answer, read_body
-from interlock.http.connection import Connection
-from interlock.http.route import PER_REQUEST, Handler, PerRequest, Reply, Route, Stream
+from interlock.http.connection import ServerConnection
+from interlock.http.route import PER_REQUEST, Handler, PerRequest, Reply, ResponseStream, Route
 from tests.support.connections import Place
 from tests.support.connections import place as place
 from tests.thorough import examples
@@ -322,7 +322,7 @@ class Sink(asyncio.Transport):
         return ("127.0.0.1", 1) if name in ("peername", "sockname") else None
 
 
-class Forgetful(Connection):
+class Forgetful(ServerConnection):
     """A connection that parses every head anew."""
 
     def _cache_head(self, data: bytes) -> None:
@@ -359,11 +359,11 @@ class Prepares(Route):
         self.handled: list[tuple[bytes, PerRequest]] = []
         self.heads: list[Scope] = []
 
-    async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+    async def prepare(self, head: Scope) -> Handler | Reply | ResponseStream:
         self.prepared += 1
         self.heads.append(head)
         if head["path"] == "/":
-            return Stream(self.echo)
+            return ResponseStream(self.echo)
         if (b"x-a", b"2") in head["headers"]:
             return Reply(403, b"refused", ((b"x-why", b"a"),))
         return Handles(self)
@@ -377,7 +377,7 @@ class Handles:
     def __init__(self, route: Prepares) -> None:
         self._route = route
 
-    async def __call__(self, body: bytes, sent: PerRequest) -> Reply | Stream:
+    async def __call__(self, body: bytes, sent: PerRequest) -> Reply | ResponseStream:
         await asyncio.sleep(0)
         self._route.handled.append((body, sent))
         if body != b"b":
@@ -388,14 +388,14 @@ class Handles:
             scope["path"], scope["headers"] = "/elsewhere", []  # its own, whatever comes next
             await answer(send, 200, body + headers)
 
-        return Stream(app)
+        return ResponseStream(app)
 
     def refuse(self, error: Exception, sent: PerRequest) -> Reply:
         status = error.row.http if isinstance(error, Failure) else 503
         return Reply(status, str(error).encode(), ((b"retry-after", b"1"), *sorted(sent.items())))
 
 
-async def _spoken(kind: type[Connection], app: App, pieces: list[bytes]) -> tuple[bytes, bool]:
+async def _spoken(kind: type[ServerConnection], app: App, pieces: list[bytes]) -> tuple[bytes, bool]:
     """What a connection wrote when it was sent some pieces, and whether it closed."""
     config = uvicorn.Config(app, http=kind, lifespan="off", proxy_headers=False, log_level="critical")
     config.load()
@@ -501,7 +501,7 @@ def _conversations(draw: st.DrawFn) -> list[bytes]:
 def test_a_head_that_comes_again_is_understood_as_the_first_time(pieces: list[bytes]) -> None:
     async def both() -> None:
         known, forgotten = Echo(), Echo()
-        assert await _spoken(Connection, known, pieces) == await _spoken(Forgetful, forgotten, pieces)
+        assert await _spoken(ServerConnection, known, pieces) == await _spoken(Forgetful, forgotten, pieces)
         assert known.seen == forgotten.seen
 
     asyncio.run(both())
@@ -512,7 +512,7 @@ def test_a_head_that_comes_again_is_understood_as_the_first_time(pieces: list[by
 def test_a_handler_answers_the_next_body_as_it_would_the_first(pieces: list[bytes]) -> None:
     async def both() -> None:
         cached, anew = Prepares(), Prepares()
-        assert await _spoken(Connection, cached, pieces) == await _spoken(Forgetful, anew, pieces)
+        assert await _spoken(ServerConnection, cached, pieces) == await _spoken(Forgetful, anew, pieces)
         assert cached.handled == anew.handled
         assert cached.prepared <= anew.prepared
 
@@ -521,7 +521,7 @@ def test_a_handler_answers_the_next_body_as_it_would_the_first(pieces: list[byte
 
 async def test_a_head_is_prepared_once_and_its_handler_is_called_with_each_body() -> None:
     route, bodies = Prepares(), [b"first", b"a", b"b", b"c"]
-    written, _ = await _spoken(Connection, route, [request("POST /echo", body) for body in bodies])
+    written, _ = await _spoken(ServerConnection, route, [request("POST /echo", body) for body in bodies])
     assert written.count(b"HTTP/1.1 200 OK") == 4
     assert (route.prepared, route.handled) == (1, [(body, {}) for body in bodies])
 
@@ -532,7 +532,7 @@ TRACED = ("traceparent: {0}", "x-other: 1", "TRACESTATE: s={0}", "Idempotency-Ke
 async def test_headers_of_one_request_reach_its_handler_and_no_other() -> None:
     route, numbers = Prepares(), range(1, 8)
     asked = [request("POST /echo", b"%d" % one, *(line.format(one) for line in TRACED)) for one in numbers]
-    await _spoken(Connection, route, asked)
+    await _spoken(ServerConnection, route, asked)
     told = [(b"traceparent", b"%d"), (b"tracestate", b"s=%d"), (b"idempotency-key", b"key %d")]
     assert route.handled == [(b"%d" % one, {name: value % one for name, value in told}) for one in numbers]
     assert route.prepared == 1
@@ -545,7 +545,7 @@ async def test_a_refusal_and_an_application_get_the_headers_of_their_own_request
     route, sizes = Prepares(), (1, 100, 101)
     asked = [request("POST /echo", b"a" * size, f"x-request-id: {size}") for size in sizes]
     asked += [request("POST /echo", b"b", f"x-request-id: {one}") for one in ("one", "two")]
-    written, _ = await _spoken(Connection, route, asked)
+    written, _ = await _spoken(ServerConnection, route, asked)
     assert route.prepared == 1
     refused = written.split(b"HTTP/1.1 ")[2:4]
     assert [one[:3] for one in refused] == [b"413", b"413"]
@@ -556,10 +556,12 @@ async def test_a_refusal_and_an_application_get_the_headers_of_their_own_request
 
 async def test_heads_that_all_differ_are_not_kept() -> None:
     """Whatever a client sends, a connection keeps four heads, each of them short, and none that is written oddly."""
-    config = uvicorn.Config(Prepares(), http=Connection, lifespan="off", proxy_headers=False, log_level="critical")
+    config = uvicorn.Config(
+        Prepares(), http=ServerConnection, lifespan="off", proxy_headers=False, log_level="critical"
+    )
     config.load()
     state = ServerState()
-    one, sink = Connection(config, state, {}), Sink()
+    one, sink = ServerConnection(config, state, {}), Sink()
     one.connection_made(sink)
     odd = [f"x-{number}: 1" for number in range(20)] + [f"traceparent: {'x' * number}" for number in range(500, 530)]
     odd += [f"tracestate: é{number}" for number in range(5)] + [f"x-long: {'x' * (5000 + n)}" for n in range(3)]
@@ -579,7 +581,7 @@ async def test_heads_that_all_differ_are_not_kept() -> None:
 async def test_a_body_that_is_too_large_for_its_handler_is_refused_by_it(times: int) -> None:
     route = Prepares()
     written, closed = await _spoken(
-        Connection, route, [request("POST /echo", b"a" * size) for size in (1, *[100] * times)]
+        ServerConnection, route, [request("POST /echo", b"a" * size) for size in (1, *[100] * times)]
     )
     assert written.count(b"HTTP/1.1 200 OK") == 1
     assert written.count(b"HTTP/1.1 413") == written.count(b"retry-after: 1\r\n") == times
@@ -589,19 +591,19 @@ async def test_a_body_that_is_too_large_for_its_handler_is_refused_by_it(times: 
 class Fails(Prepares):
     """A route whose handler fails."""
 
-    async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+    async def prepare(self, head: Scope) -> Handler | Reply | ResponseStream:
         self.prepared += 1
         return FailsToHandle(self)
 
 
 class FailsToHandle(Handles):
-    async def __call__(self, body: bytes, sent: PerRequest) -> Reply | Stream:
+    async def __call__(self, body: bytes, sent: PerRequest) -> Reply | ResponseStream:
         raise RuntimeError("not today")
 
 
 async def test_a_handler_that_fails_says_so_itself_and_the_connection_stays() -> None:
     route = Fails()
-    written, closed = await _spoken(Connection, route, [request("POST /echo", b"a")] * 3)
+    written, closed = await _spoken(ServerConnection, route, [request("POST /echo", b"a")] * 3)
     assert written.count(b"HTTP/1.1 503") == written.count(b"retry-after: 1\r\n\r\nnot today") == 3
     assert (route.prepared, closed) == (1, False)
 
@@ -611,7 +613,7 @@ async def test_a_handler_that_cannot_even_refuse_ends_in_an_error_and_the_connec
     caplog: pytest.LogCaptureFixture, good: int
 ) -> None:
     class Broken(Handles):
-        async def __call__(self, body: bytes, sent: PerRequest) -> Reply | Stream:
+        async def __call__(self, body: bytes, sent: PerRequest) -> Reply | ResponseStream:
             if body == b"b":
                 raise RuntimeError("not today")
             return await super().__call__(body, sent)
@@ -620,11 +622,11 @@ async def test_a_handler_that_cannot_even_refuse_ends_in_an_error_and_the_connec
             raise error
 
     class Breaks(Prepares):
-        async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+        async def prepare(self, head: Scope) -> Handler | Reply | ResponseStream:
             return Broken(self)
 
     bodies = [b"a"] * good + [b"b", b"b"]
-    written, closed = await _spoken(Connection, Breaks(), [request("POST /echo", body) for body in bodies])
+    written, closed = await _spoken(ServerConnection, Breaks(), [request("POST /echo", body) for body in bodies])
     assert (written.count(b"HTTP/1.1 200 OK"), written.count(b"HTTP/1.1 500")) == (good, 1)
     assert b"connection: close" in written
     assert closed
@@ -633,17 +635,17 @@ async def test_a_handler_that_cannot_even_refuse_ends_in_an_error_and_the_connec
 
 async def test_a_reply_with_a_line_break_in_a_header_is_an_error_and_nothing_of_it_is_sent() -> None:
     class Splits(Prepares):
-        async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+        async def prepare(self, head: Scope) -> Handler | Reply | ResponseStream:
             return Reply(200, b"{}", ((b"x-name", b"a\r\nset-cookie: b"),))
 
-    written, closed = await _spoken(Connection, Splits(), [request("POST /echo", b"a")])
+    written, closed = await _spoken(ServerConnection, Splits(), [request("POST /echo", b"a")])
     assert written.startswith(b"HTTP/1.1 500 ")
     assert b"cookie" not in written
     assert closed
 
 
 async def test_a_refusal_of_a_head_has_no_body_where_none_is_asked_for() -> None:
-    written, _ = await _spoken(Connection, Prepares(), [request("HEAD /echo", b"", "x-a: 2")])
+    written, _ = await _spoken(ServerConnection, Prepares(), [request("HEAD /echo", b"", "x-a: 2")])
     assert written.startswith(b"HTTP/1.1 403 ")
     assert b"content-length: 7\r\n" in written
     assert written.endswith(b"x-why: a\r\n\r\n")
@@ -654,12 +656,12 @@ async def test_a_refusal_of_a_head_has_no_body_where_none_is_asked_for() -> None
 def test_a_route_answers_through_asgi_as_on_a_connection(kind: Kind, body: bytes) -> None:
     async def both() -> None:
         direct, mounted = Prepares(), Prepares()
-        spoken = await _spoken(Connection, direct, [kind.request(body)])
+        spoken = await _spoken(ServerConnection, direct, [kind.request(body)])
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await mounted(scope, receive, send)
 
-        assert await _spoken(Connection, app, [kind.request(body)]) == spoken
+        assert await _spoken(ServerConnection, app, [kind.request(body)]) == spoken
         assert direct.handled == mounted.handled
 
     asyncio.run(both())
@@ -669,13 +671,13 @@ async def test_a_head_is_parsed_once_for_all_requests_that_have_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[bytes] = []
-    real = Connection.on_url
+    real = ServerConnection.on_url
 
-    def on_url(self: Connection, url: bytes) -> None:
+    def on_url(self: ServerConnection, url: bytes) -> None:
         parsed.append(url)
         real(self, url)
 
-    monkeypatch.setattr(Connection, "on_url", on_url)
+    monkeypatch.setattr(ServerConnection, "on_url", on_url)
     wire = await place.wire()
     for word in (b"one", b"two", b"six"):
         wire.send(request("POST /echo", word))

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from interlock.http import connection
-from interlock.http.connection import Connection
+from interlock.http.connection import ServerConnection
 from tests.support import connections
 from tests.support.servers import Place
 
@@ -49,14 +49,14 @@ async def test_a_body_in_chunks_of_one_byte_is_whole(door: App) -> None:
 async def test_few_of_many_requests_that_come_together_are_read_before_the_first_is_answered(
     door: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Connection] = []
-    made = Connection.connection_made
+    seen: list[ServerConnection] = []
+    made = ServerConnection.connection_made
 
-    def note(self: Connection, transport: asyncio.BaseTransport) -> None:
+    def note(self: ServerConnection, transport: asyncio.BaseTransport) -> None:
         seen.append(self)
         made(self, transport)
 
-    monkeypatch.setattr(Connection, "connection_made", note)
+    monkeypatch.setattr(ServerConnection, "connection_made", note)
     early = b"GET /early HTTP/1.1\r\nHost: x\r\n\r\n"
     wire = await door.wire()
     wire.send(

@@ -432,13 +432,13 @@ async def test_a_tool_that_cannot_be_cancelled_goes_on(world: World) -> None:
 
 async def test_a_flood_of_cancels_waits_at_its_sender(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting: list[int] = []
-    put = servicer.Stream.put
+    put = servicer.CallStream.put
 
-    def note(self: servicer.Stream, event: wire.RunEvent) -> None:
+    def note(self: servicer.CallStream, event: wire.RunEvent) -> None:
         put(self, event)
         waiting.append(self._events.qsize())  # pyright: ignore[reportPrivateUsage] - what the bound is about
 
-    monkeypatch.setattr(servicer.Stream, "put", note)
+    monkeypatch.setattr(servicer.CallStream, "put", note)
     stream = await world.run("long.stubborn")
     await stage.entered.wait()
     for _ in range(500):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from interlock import Caller, Interlock
 from interlock.api.service import Service
 from interlock.doors.mcp import McpDoor
-from interlock.http.route import Reply, Stream
+from interlock.http.route import Reply, ResponseStream
 from tests import sample
 from tests.support.calls import use_policy
 from tests.support.identities import OPERATOR
@@ -121,7 +121,7 @@ class Both:
         """Whether a request has its reply without a stream that watches for the client's going."""
         await self._begin()
         handler = await self.route.prepare(self.scope(sent))
-        assert not isinstance(handler, Reply | Stream)
+        assert not isinstance(handler, Reply | ResponseStream)
         return isinstance(await handler(sent.body, {}), Reply)
 
     def scope(self, sent: Sent) -> Json:

@@ -15,7 +15,7 @@ import pytest
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.contract.effects import Change
 from interlock.effects import databases
-from interlock.effects.databases import Connection, PostgresWatcher, SqliteWatcher, connect_postgres
+from interlock.effects.databases import DatabaseConnection, PostgresWatcher, SqliteWatcher, connect_postgres
 from interlock.effects.watch import judge
 from tests.support.calls import publish
 
@@ -272,9 +272,9 @@ async def test_reading_postgres_is_honest(shop: tuple[Client, PostgresWatcher]) 
 
 
 async def test_a_postgres_that_is_gone_cannot_be_watched(socket: Path) -> None:
-    made: list[Connection] = []
+    made: list[DatabaseConnection] = []
 
-    def connect() -> Connection:
+    def connect() -> DatabaseConnection:
         made.append(connect_postgres(address(socket)))
         return made[-1]
 

@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from interlock import Failure
 from interlock.core.clock import Clock
 from interlock.effects import lock_sharing as module
-from interlock.effects.locks import Held, LockRequest, Locks, Mode, check_preconditions, covers, overlap
+from interlock.effects.locks import HeldLocks, LockRequest, Locks, Mode, check_preconditions, covers, overlap
 from interlock.store.home import Home
 from interlock.store.homes import home_at
-from interlock.store.postgres.connection import Connection
+from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.leases import Lease
 from interlock.store.postgres.lock_board import PostgresBoard
 from tests.support import forked
@@ -473,7 +473,7 @@ async def test_no_step_of_the_board_in_a_database_is_taken_on_the_event_loop(
     used: set[int] = set()
     connected = PostgresBoard._connected  # pyright: ignore[reportPrivateUsage]
 
-    def watched(board: PostgresBoard) -> Connection:
+    def watched(board: PostgresBoard) -> PostgresConnection:
         used.add(threading.get_ident())
         return connected(board)
 
@@ -545,4 +545,4 @@ def test_a_stale_version_is_a_conflict_and_a_missing_resource_a_failed_precondit
 
 
 def test_a_held_that_holds_nothing_can_be_released() -> None:
-    Held(None, "", None, {}).release()
+    HeldLocks(None, "", None, {}).release()

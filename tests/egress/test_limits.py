@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.core.clock import Clock
-from interlock.executors.egress import Egress, Limits, Refusal, Seen, violation
+from interlock.executors.egress import Egress, EgressRefusal, Limits, Seen, violation
 from interlock.executors.egress.proxy import Streams
 from tests.egress.world import OTHER, PUBLIC, SOON, becomes, both, world
 from tests.support.hellos import client_hello
@@ -236,7 +236,7 @@ async def test_requests_put_together_at_random_reach_listed_hosts_only_and_are_a
         assert len(there.dialled) == len(there.egress.requests)
         assert there.web.connections + there.secure.connections <= len(there.dialled)
         assert all(heard.count(b"host:") <= 1 for heard in there.web.heard)
-        assert all(isinstance(event, Seen | Refusal) for event in there.events)
+        assert all(isinstance(event, Seen | EgressRefusal) for event in there.events)
 
 
 async def test_a_body_in_tiny_pieces_leaves_others_their_turn() -> None:

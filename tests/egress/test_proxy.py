@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.executors.egress import Egress, EgressPolicy, Refusal, Seen, violation
+from interlock.executors.egress import Egress, EgressPolicy, EgressRefusal, Seen, violation
 from interlock.testing import FakeClock
 from tests.egress.world import OTHER, PUBLIC, SOON, Upstream, both, policy, world
 from tests.needs import need
@@ -383,7 +383,7 @@ async def test_the_default_dialler_and_resolver_reach_a_real_server() -> None:
     port = server.sockets[0].getsockname()[1]
     lists = policy("127.0.0.1", ports=(port,))
     for allow_private, status in ((True, 200), (False, 403)):
-        events: list[Refusal | Seen] = []
+        events: list[EgressRefusal | Seen] = []
         egress = Egress(
             EgressPolicy(agent=lists, manifest=lists, allow_private=allow_private),
             clock=FakeClock().clock,
@@ -396,6 +396,6 @@ async def test_the_default_dialler_and_resolver_reach_a_real_server() -> None:
             assert (await client.get(f"http://127.0.0.1:{port}/")).status_code == status
         await egress.close()
         await serving
-        assert [type(event) for event in events] == [Seen if allow_private else Refusal]
+        assert [type(event) for event in events] == [Seen if allow_private else EgressRefusal]
     server.close()
     await upstream.close()

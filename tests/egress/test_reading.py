@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.contract.manifest import NetworkPolicy
-from interlock.executors.egress import EgressPolicy, Refusal, Seen, violation
+from interlock.executors.egress import EgressPolicy, EgressRefusal, Seen, violation
 from interlock.executors.egress.hello import Hello, NotTlsError, read_hello
 from interlock.executors.egress.target import Target, read_target, shown
 from tests.egress.world import both, policy
@@ -173,8 +173,8 @@ def test_a_damaged_hello_is_read_or_refused_and_nothing_else(data: st.DataObject
         pass
 
 
-def _refusal(host: str, **facts: str) -> Refusal:
-    return Refusal(host=host, port=443, method="CONNECT", reason=f"`{host}` is not listed", at=1, **facts)  # pyright: ignore[reportArgumentType]
+def _refusal(host: str, **facts: str) -> EgressRefusal:
+    return EgressRefusal(host=host, port=443, method="CONNECT", reason=f"`{host}` is not listed", at=1, **facts)  # pyright: ignore[reportArgumentType]
 
 
 def test_refusals_become_one_failure_that_says_what_was_tried() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from interlock.contract.manifest import NetworkPolicy
-from interlock.executors.egress import Egress, EgressPolicy, Limits, Refusal, Seen
+from interlock.executors.egress import Egress, EgressPolicy, EgressRefusal, Limits, Seen
 from interlock.executors.egress.proxy import Streams
 from interlock.testing import FakeClock
 
@@ -139,7 +139,7 @@ class World:
     secure: Upstream
     port: int
     dialled: list[tuple[str, int]]
-    events: list[Refusal | Seen]
+    events: list[EgressRefusal | Seen]
     names: dict[str, Sequence[str]]
 
     @property
@@ -226,7 +226,7 @@ async def world(
 
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    events: list[Refusal | Seen] = []
+    events: list[EgressRefusal | Seen] = []
     egress = Egress(
         allowed or both(*LISTED),
         clock=FakeClock().clock,

@@ -22,7 +22,7 @@ from interlock.call.capability import ToolGrant
 from interlock.call.events import Event
 from interlock.call.results import Result
 from interlock.core.errors import ErrorClass, ErrorCode
-from interlock.executors.sandbox.job import Outcome
+from interlock.executors.sandbox.job import JobOutcome
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.testing import FakeClock
 from tests.gateway.metered_tools import burn
@@ -441,10 +441,10 @@ async def test_what_a_call_that_outstays_its_time_costs_is_spent(home: Path, tim
 async def test_what_an_isolated_call_uses_is_metered_by_the_process_it_had_to_itself(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended: list[Outcome] = []
+    ended: list[JobOutcome] = []
     run = Sandbox.run
 
-    async def watched(self: Sandbox, *given: Any, **options: Any) -> Outcome:
+    async def watched(self: Sandbox, *given: Any, **options: Any) -> JobOutcome:
         ended.append(await run(self, *given, **options))
         return ended[-1]
 

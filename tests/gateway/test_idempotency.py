@@ -19,7 +19,7 @@ from interlock import Caller, Context, Failure, Interlock, Preview, Result
 from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import parse_manifest
 from interlock.gateway import idempotency
-from interlock.registry.admission import Evidence, publish
+from interlock.registry.admission import TestEvidence, publish
 from interlock.registry.catalog import contract_digest
 from interlock.settings import load_settings
 from interlock.testing import FakeClock
@@ -257,7 +257,7 @@ async def test_what_may_take_a_day_is_remembered_for_two(home: Path) -> None:
         )
         digest = contract_digest(lasting)
         await app.journal.commit(
-            publish(lasting.manifest, digest, "library:", Evidence(digest, True, "test", ""), "test")
+            publish(lasting.manifest, digest, "library:", TestEvidence(digest, True, "test", ""), "test")
         )
         app.catalog.attach(lasting)
         assert (await app.call("demo.lasting", name="a", key="k")).ok
@@ -307,7 +307,7 @@ class Idempotency(RuleBasedStateMachine):
             self.directory.name, clock=self.node.clock, store_clock=self.store.clock, caller="local:u"
         )
         digest = contract_digest(sample.increment)
-        evidence = Evidence(digest, True, "test", "")
+        evidence = TestEvidence(digest, True, "test", "")
         await app.journal.commit(publish(sample.increment.manifest, digest, "library:", evidence, "test"))
         app.catalog.attach(sample.increment)
         return app
@@ -454,7 +454,7 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
             async with Interlock.open(directory) as app:
                 digest = contract_digest(remember)
                 await app.journal.commit(
-                    publish(remember.manifest, digest, "library:", Evidence(digest, True, "test", ""), "test")
+                    publish(remember.manifest, digest, "library:", TestEvidence(digest, True, "test", ""), "test")
                 )
                 app.catalog.attach(remember)
                 previous: tuple[dict[str, Any], str] | None = None

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.net import redis
-from interlock.net.redis import MOST_BYTES, Connection, Lost, Message
+from interlock.net.redis import MOST_BYTES, Lost, Message, RedisConnection
 from tests.support.redis import Server
 
 SUBSCRIBED = b"*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n"
@@ -45,7 +45,7 @@ async def answering(answer: bytes, *, hang_up: bool = True) -> AsyncGenerator[st
 
 async def asked(answer: bytes) -> redis.Reply:
     async with answering(answer) as url:
-        connection = await Connection.open(url)
+        connection = await RedisConnection.open(url)
         try:
             return await connection.ask("PING")
         finally:
@@ -103,7 +103,7 @@ async def test_words_of_a_server_are_short_and_printable() -> None:
 @pytest.mark.parametrize("answer", [b"+OK\r\n", b"-NOPERM no\r\n", b"*1\r\n$1\r\nx\r\n"])
 async def test_a_subscription_that_is_not_confirmed_is_none(answer: bytes) -> None:
     async with answering(answer) as url:
-        connection = await Connection.open(url)
+        connection = await RedisConnection.open(url)
         with pytest.raises(Lost):
             await connection.subscribe("a")
         connection.close()
@@ -113,13 +113,13 @@ async def test_a_server_that_says_no_more_is_noticed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(redis, "SILENCE_S", 0.01)
     monkeypatch.setattr(redis, "ANSWER_S", 0.05)
     async with answering(b"", hang_up=False) as url:
-        connection = await Connection.open(url)
+        connection = await RedisConnection.open(url)
         with pytest.raises(Lost, match="no answer in time"):
             await connection.ask("PING")
         connection.close()
     monkeypatch.setattr(redis, "ANSWER_S", 30.0)
     async with answering(SUBSCRIBED, hang_up=False) as url:
-        connection = await Connection.open(url)
+        connection = await RedisConnection.open(url)
         await connection.subscribe("a")
         monkeypatch.setattr(redis, "ANSWER_S", 0.05)  # from the first question on
         with pytest.raises(Lost, match="no answer in time"):
@@ -130,7 +130,7 @@ async def test_a_server_that_says_no_more_is_noticed(monkeypatch: pytest.MonkeyP
 async def test_nobody_listens_there(tmp_path: Path) -> None:
     for url in (f"unix://{tmp_path}/none.sock", "redis://127.0.0.1:1", "rediss://127.0.0.1:1"):
         with pytest.raises(Lost, match="no connection"):
-            await Connection.open(url)
+            await RedisConnection.open(url)
 
 
 async def test_messages_arrive_in_order_also_after_a_silence(
@@ -139,7 +139,7 @@ async def test_messages_arrive_in_order_also_after_a_silence(
     monkeypatch.setattr(redis, "SILENCE_S", 0.01)
     monkeypatch.setattr(redis, "ANSWER_S", 60.0)
     monkeypatch.setattr(redis, "OPEN_S", 60.0)
-    receiving, sending = await Connection.open(redis_server.url), await Connection.open(redis_server.url)
+    receiving, sending = await RedisConnection.open(redis_server.url), await RedisConnection.open(redis_server.url)
     try:
         await receiving.subscribe("a", "b")
         waiting = asyncio.create_task(receiving.message())
@@ -160,7 +160,7 @@ async def test_messages_arrive_in_order_also_after_a_silence(
 
 
 async def pinged(url: str, password: str) -> redis.Reply:
-    connection = await Connection.open(url, password)
+    connection = await RedisConnection.open(url, password)
     try:
         return await connection.ask("PING")
     finally:

@@ -16,8 +16,8 @@ from interlock.core.errors import Failure
 from interlock.data.schema import close
 from interlock.registry.compat import (
     RANK,
-    Outcome,
-    Surface,
+    CompatOutcome,
+    VersionSurface,
     classify,
     contains,
     negotiate,
@@ -296,12 +296,12 @@ def test_every_schema_contains_itself_and_lies_between_nothing_and_anything(sche
 
 def input_compatible(old: Schema, new: Schema) -> bool:
     """Whether admission lets the input change without a major version."""
-    return classify(Surface(input=old), Surface(input=new)).level != "major"
+    return classify(VersionSurface(input=old), VersionSurface(input=new)).level != "major"
 
 
 def output_compatible(old: Schema, new: Schema, *, tolerant: bool = False) -> bool:
     """Whether admission lets the output change without a major version."""
-    before, after = (Surface(output=one, tolerant_output=tolerant) for one in (old, new))
+    before, after = (VersionSurface(output=one, tolerant_output=tolerant) for one in (old, new))
     return classify(before, after).level != "major"
 
 
@@ -395,15 +395,15 @@ def same(old: Schema, new: Schema) -> bool:
 @CLASSES
 def test_no_edit_receives_a_smaller_class_than_its_instances_show(pair: tuple[Schema, Schema], tolerant: bool) -> None:
     old, new = pair
-    on_input = classify(Surface(input=old), Surface(input=new)).level
+    on_input = classify(VersionSurface(input=old), VersionSurface(input=new)).level
     # A schema whose own defaults do not fit it is broken already; staying so is not a change.
     if repr(old) != repr(new) and breaks_input(old, new) and not breaks_input(old, old):
         assert on_input == "major"
     elif not same(closed(old), closed(new)):
         assert RANK[on_input] >= RANK["minor"]
 
-    before = Surface(output=old, tolerant_output=tolerant)
-    on_output = classify(before, Surface(output=new, tolerant_output=tolerant)).level
+    before = VersionSurface(output=old, tolerant_output=tolerant)
+    on_output = classify(before, VersionSurface(output=new, tolerant_output=tolerant)).level
     if breaks_output(old, new, tolerant=tolerant):
         assert on_output == "major"
     elif not same(old, new):
@@ -569,7 +569,7 @@ OUTPUT_RULES: list[tuple[str, Schema, Schema, bool, str]] = [
 @CLASSES
 @each(("old", "new", "level"), [rule[1:] for rule in INPUT_RULES])
 def test_an_input_change_has_its_class(old: Schema, new: Schema, level: str) -> None:
-    difference = classify(Surface(input=old), Surface(input=new))
+    difference = classify(VersionSurface(input=old), VersionSurface(input=new))
     assert difference.level == level
     assert bool(difference.changes) == (level != "patch")
 
@@ -577,7 +577,7 @@ def test_an_input_change_has_its_class(old: Schema, new: Schema, level: str) -> 
 @CLASSES
 @each(("old", "new", "tolerant", "level"), [rule[1:] for rule in OUTPUT_RULES])
 def test_an_output_change_has_its_class(old: Schema, new: Schema, tolerant: bool, level: str) -> None:
-    before, after = (Surface(output=output, tolerant_output=tolerant) for output in (old, new))
+    before, after = (VersionSurface(output=output, tolerant_output=tolerant) for output in (old, new))
     assert classify(before, after).level == level
 
 
@@ -588,32 +588,32 @@ def test_a_constraint_tightens_one_way_and_relaxes_the_other(kind: str, keyword:
         takes({"type": kind, "properties": {"a": True}, **OPEN, **({} if value is None else {keyword: value})})
         for value in (narrow, wide)
     )
-    assert classify(Surface(input=loose), Surface(input=tight)).level == "major"
-    relaxed = classify(Surface(input=tight), Surface(input=loose))
+    assert classify(VersionSurface(input=loose), VersionSurface(input=tight)).level == "major"
+    relaxed = classify(VersionSurface(input=tight), VersionSurface(input=loose))
     assert relaxed.level == "minor"
     assert relaxed.changes[0].pointer.startswith("/p")
     # An output that keeps to less than was promised breaks nobody, except that a closed object says nothing of fields.
-    assert classify(Surface(output=loose), Surface(output=tight)).level == "minor"
+    assert classify(VersionSurface(output=loose), VersionSurface(output=tight)).level == "minor"
     expected = "minor" if narrow is False else "major"
-    assert classify(Surface(output=tight), Surface(output=loose)).level == expected
+    assert classify(VersionSurface(output=tight), VersionSurface(output=loose)).level == expected
 
 
 @CLASSES
 def test_a_declared_change_of_behaviour_or_of_the_duties_of_consumers_is_breaking() -> None:
-    same_schemas = Surface(input=TWO, output=TWO)
+    same_schemas = VersionSurface(input=TWO, output=TWO)
     assert classify(same_schemas, same_schemas).level == "patch"
-    changed = Surface(input=TWO, output=TWO, declared_behaviour_change=True)
+    changed = VersionSurface(input=TWO, output=TWO, declared_behaviour_change=True)
     assert [change.side for change in classify(same_schemas, changed).changes] == ["behaviour"]
     assert classify(same_schemas, changed).level == "major"
-    assert classify(same_schemas, Surface(input=TWO, output=TWO, tolerant_output=True)).level == "major"
+    assert classify(same_schemas, VersionSurface(input=TWO, output=TWO, tolerant_output=True)).level == "major"
 
 
 def test_changes_are_told_in_words_with_the_gravest_first() -> None:
     old = takes({**TEXT, "maxLength": 5})
     new = {"type": "object", "properties": {"p": {**TEXT, "maxLength": 3}, "q": COUNT}}
-    told = [str(change) for change in classify(Surface(input=old), Surface(input=new)).changes]
+    told = [str(change) for change in classify(VersionSurface(input=old), VersionSurface(input=new)).changes]
     assert told == ["major: input `/p` is tightened: `maxLength` 5 became 3", "minor: input `/q` is new"]
-    optional = [Surface(input=takes({"anyOf": [part, {"type": "null"}]})) for part in (takes(TEXT), TWO)]
+    optional = [VersionSurface(input=takes({"anyOf": [part, {"type": "null"}]})) for part in (takes(TEXT), TWO)]
     assert [str(change) for change in classify(*optional).changes] == ["minor: input `/p/q` is new"]
 
 
@@ -639,7 +639,7 @@ def test_a_version_rises_as_far_as_its_changes_demand(
     old: str, new: str, level: str, breaking_changes: bool, allowed: bool
 ) -> None:
     after = {"major": takes(COUNT), "minor": TWO, "patch": takes(TEXT)}[level]
-    difference = classify(Surface(input=takes(TEXT)), Surface(input=after))
+    difference = classify(VersionSurface(input=takes(TEXT)), VersionSurface(input=after))
     assert difference.level == level
     if allowed:
         require_bump(old, new, difference, breaking_changes)
@@ -681,9 +681,9 @@ def test_negotiation_agrees_with_the_inclusion_of_sets(expected: Schema, offered
     assert set(found.missing) == lacking
     assert len(found.missing) == len(lacking)
     outcomes = {
-        Outcome.FULL_MATCH: not lacking,
-        Outcome.PARTIAL_MATCH: bool(lacking) and not lacking & required,
-        Outcome.INCOMPATIBLE: bool(lacking & required),
+        CompatOutcome.FULL_MATCH: not lacking,
+        CompatOutcome.PARTIAL_MATCH: bool(lacking) and not lacking & required,
+        CompatOutcome.INCOMPATIBLE: bool(lacking & required),
     }
     assert [outcome for outcome, holds in outcomes.items() if holds] == [found.outcome]
 

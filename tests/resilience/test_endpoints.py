@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.core.errors import Failure
-from interlock.resilience.endpoints import Answer, Endpoints, LastGood
+from interlock.resilience.endpoints import EndpointAnswer, Endpoints, LastGood
 from interlock.resilience.services import Services
 from interlock.store.homes import home_at
 from interlock.store.journal import Journal
@@ -120,7 +120,7 @@ async def test_endpoints_that_die_one_by_one_leave_the_next_and_at_last_a_marked
     cache = LastGood(time.clock.monotonic)
     endpoints = among(servers, services, cache)
 
-    async def ask(stale_s: float | None = 60.0) -> Answer:
+    async def ask(stale_s: float | None = 60.0) -> EndpointAnswer:
         return await endpoints.ask(send, CONFIG, safe=True, key="ann balance", stale_s=stale_s)
 
     assert await ask() == (names[0], "live", 0.0)

@@ -11,7 +11,7 @@ from typing import Any
 
 from interlock.data.schema import Json
 from interlock.executors.sandbox import linux
-from interlock.executors.sandbox.job import MIB, Job, Limits, Mount, Outcome, ProgramJob, PythonJob, Status
+from interlock.executors.sandbox.job import MIB, Job, JobOutcome, Limits, Mount, ProgramJob, PythonJob, Status
 from interlock.executors.sandbox.supervisor import Sandbox
 
 # What is not about time has plenty of it: on a busy machine a call may have a small share of the processor.
@@ -55,7 +55,7 @@ class Attack:
     name: str
     body: str | tuple[str, ...]
     ends: tuple[Status, ...]
-    holds: Callable[[Outcome], bool] = lambda _: True
+    holds: Callable[[JobOutcome], bool] = lambda _: True
     limits: Limits = LIMITS
     mounts: tuple[Mount, ...] = ()
 
@@ -79,15 +79,15 @@ class Attack:
         return None if self.holds(outcome) else f"{self.name}: {outcome}"
 
 
-def _every(*allowed: str) -> Callable[[Outcome], bool]:
-    def holds(outcome: Outcome) -> bool:
+def _every(*allowed: str) -> Callable[[JobOutcome], bool]:
+    def holds(outcome: JobOutcome) -> bool:
         value: Any = outcome.value
         return all(one in allowed for one in value)
 
     return holds
 
 
-def _equals(value: Any) -> Callable[[Outcome], bool]:
+def _equals(value: Any) -> Callable[[JobOutcome], bool]:
     return lambda outcome: outcome.value == value
 
 
@@ -95,7 +95,7 @@ def _short(wall_s: float) -> Limits:
     return Limits(memory_bytes=96 * MIB, cpu_s=20, wall_s=wall_s, pids=16, tmp_bytes=8 * MIB)
 
 
-def _left(**files: bytes) -> Callable[[Outcome], bool]:
+def _left(**files: bytes) -> Callable[[JobOutcome], bool]:
     return lambda outcome: {one.path: one.content for one in outcome.files} == files
 
 
@@ -123,7 +123,7 @@ _CALLED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _all_recorded(outcome: Outcome) -> bool:
+def _all_recorded(outcome: JobOutcome) -> bool:
     value: Json = outcome.value
     return set(value.values()) <= {"EPERM", "EACCES"} and set(_CALLED) <= set(outcome.violations)
 
@@ -136,7 +136,7 @@ def namespaces() -> Json:
     return {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}
 
 
-def _all_its_own(outcome: Outcome) -> bool:
+def _all_its_own(outcome: JobOutcome) -> bool:
     """Whether no namespace is the server's own.
 
     Without a namespace for users (bubblewrap, started by root) it is a user that nobody else is.

@@ -68,7 +68,7 @@ async def cross(backend: str) -> list[str]:
     """What did not cross as it should."""
     from interlock.call.checkpoints import Bounds
     from interlock.core.errors import Failure
-    from interlock.executors.sandbox.job import Limits, Outcome, PythonJob
+    from interlock.executors.sandbox.job import JobOutcome, Limits, PythonJob
     from interlock.executors.sandbox.pool import Host
     from interlock.executors.sandbox.supervisor import Sandbox
     from tests.support.sandboxes import ROOMY, bundles_left, groups_left, strays
@@ -79,7 +79,7 @@ async def cross(backend: str) -> list[str]:
         if sandbox.backend is None:
             return [str(await sandbox.describe())]
 
-        async def run(entry: str, stop: asyncio.Event | None = None) -> tuple[Outcome, list[Any]]:
+        async def run(entry: str, stop: asyncio.Event | None = None) -> tuple[JobOutcome, list[Any]]:
             told: list[Any] = []
 
             async def save(label: str, state: Any) -> None:

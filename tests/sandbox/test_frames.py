@@ -26,7 +26,7 @@ from interlock.data.bounds import MOST_VALUES, TooManyValues, more_values, parse
 from interlock.data.schema import Json
 from interlock.executors.sandbox import frames
 from interlock.executors.sandbox.child import Child, Ended
-from interlock.executors.sandbox.job import Job, Limits, Outcome, ProgramJob, PythonJob, failure_of
+from interlock.executors.sandbox.job import Job, JobOutcome, Limits, ProgramJob, PythonJob, failure_of
 from interlock.executors.sandbox.watch import Watch
 from tests.sandbox.forged import CUT, DONE, JSON, RESULT_BYTES, ROWS, said, spoilt
 from tests.thorough import THOROUGH, no_collection
@@ -46,7 +46,7 @@ ODD_JOB = PythonJob(source="", entry="main", limits=LARGE, checkpoints=Bounds(3,
 class Heard:
     """How a call ended, what was passed on of what it said, and how long the loop was held at most."""
 
-    outcome: Outcome
+    outcome: JobOutcome
     progress: list[Json] = field(default_factory=list[Json])
     partial: list[Any] = field(default_factory=list[Any])
     saved: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
@@ -59,7 +59,7 @@ async def hear(
     said: bytes, job: Job = PYTHON, *, status: int = 0, on_progress: Callable[[Json], None] | None = None
 ) -> Heard:
     """Have a watch hear these bytes from its call, which then ends with this status."""
-    heard = Heard(Outcome(status="no_result"))
+    heard = Heard(JobOutcome(status="no_result"))
     control, inside = socket.socketpair()
     (out, their_out), (err, their_err) = os.pipe(), os.pipe()
     process = subprocess.Popen(["sleep", "600"])  # noqa: ASYNC220 - ends with the call

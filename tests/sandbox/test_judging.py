@@ -19,9 +19,9 @@ from interlock.executors.sandbox import filter as seccomp
 from interlock.executors.sandbox import frames, root, syscalls
 from interlock.executors.sandbox.cgroups import Cgroups, Counted
 from interlock.executors.sandbox.child import Ended
-from interlock.executors.sandbox.job import MIB, Limits, Outcome, PythonJob, Status, failure_of
+from interlock.executors.sandbox.job import MIB, JobOutcome, Limits, PythonJob, Status, failure_of
 from interlock.executors.sandbox.supervisor import Sandbox
-from interlock.executors.sandbox.watch import Evidence, judge
+from interlock.executors.sandbox.watch import RunEvidence, judge
 from tests.support.sandboxes import has_cgroups
 
 CODES: dict[Status, str] = {
@@ -37,7 +37,7 @@ _said: st.SearchStrategy[Json | None] = (
     | st.fixed_dictionaries({"ok": st.just(True), "value": st.integers()})
 )
 _evidence = st.builds(
-    Evidence,
+    RunEvidence,
     ended_by_us=st.none()
     | st.tuples(st.sampled_from(["timeout", "limit", "killed", "no_result", "memory"]), st.just("")),
     ended=st.builds(Ended, st.none() | st.sampled_from([0, 3 << 8, 9, 11, 24]), st.integers(0, 10**11)),
@@ -52,7 +52,7 @@ MOST: dict[bytes, int] = dict.fromkeys((frames.PROGRESS, frames.PARTIAL, frames.
 
 
 @given(_evidence)
-def test_nothing_that_code_says_makes_a_success_of_what_the_evidence_calls_a_failure(evidence: Evidence) -> None:
+def test_nothing_that_code_says_makes_a_success_of_what_the_evidence_calls_a_failure(evidence: RunEvidence) -> None:
     status, _ = judge(evidence)
     if status == "ok":
         assert evidence.ended_by_us is None
@@ -61,7 +61,7 @@ def test_nothing_that_code_says_makes_a_success_of_what_the_evidence_calls_a_fai
         assert not (evidence.counted and evidence.counted.killed_for_memory)
         assert evidence.ended.status is None or not os.WIFSIGNALED(evidence.ended.status)
     else:
-        assert failure_of(Outcome(status=status), "a.b").code == CODES[status]
+        assert failure_of(JobOutcome(status=status), "a.b").code == CODES[status]
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"P", b"V", b"F", b"R"]), st.binary(max_size=50)), max_size=8), st.data())

@@ -28,7 +28,7 @@ import interlock
 from interlock.core.errors import Failure
 from interlock.executors.sandbox.allowance import Allowance, Allowances
 from interlock.executors.sandbox.cgroups import PREFIX, Cgroups
-from interlock.executors.sandbox.job import GIB, MIB, Limits, Mount, Outcome, ProgramJob, PythonJob, Tier, failure_of
+from interlock.executors.sandbox.job import GIB, MIB, JobOutcome, Limits, Mount, ProgramJob, PythonJob, Tier, failure_of
 from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
 from tests import processes
@@ -126,7 +126,7 @@ async def test_only_listed_dependencies_can_be_imported(sandbox: Sandbox) -> Non
 @ON_SESSION
 @pytest.mark.parametrize("exit_evidence", [False, True])
 async def test_streams_exit_code_and_signal_come_apart(sandbox: Sandbox, exit_evidence: bool) -> None:
-    async def run(script: str, stdin: bytes = b"") -> Outcome:
+    async def run(script: str, stdin: bytes = b"") -> JobOutcome:
         job = ProgramJob(argv=("sh", "-c", script), stdin=stdin)
         return await sandbox.run(job, exit_evidence=exit_evidence)
 

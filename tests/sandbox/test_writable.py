@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from interlock.core.errors import Failure
-from interlock.executors.sandbox.job import Mount, Outcome, PythonJob, Tier
+from interlock.executors.sandbox.job import JobOutcome, Mount, PythonJob, Tier
 from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
 from tests.needs import missing
@@ -89,7 +89,7 @@ async def test_modules_that_sandboxed_tools_run_from_are_never_writable(sandbox:
         try:
             outcome = await sandbox.run(job(Path(directory)))
         except Failure as failure:  # a place that is the sandbox's own
-            outcome = Outcome(status="isolation", why=failure.code)
+            outcome = JobOutcome(status="isolation", why=failure.code)
         assert outcome.status == "isolation", directory
     # Nor through a link that leads there.
     (place / "link").symlink_to("/usr/lib")

@@ -138,7 +138,7 @@ def places() -> Generator[tuple[Path, Path]]:
 
 async def write(backend: str) -> list[str]:
     """What did not go as it should."""
-    from interlock.executors.sandbox.job import MIB, Limits, Mount, Outcome, PythonJob
+    from interlock.executors.sandbox.job import MIB, JobOutcome, Limits, Mount, PythonJob
     from interlock.executors.sandbox.pool import Host
     from interlock.executors.sandbox.supervisor import Sandbox
     from tests.support.sandboxes import ROOMY, bundles_left, groups_left, strays
@@ -152,7 +152,7 @@ async def write(backend: str) -> list[str]:
                 return [str(await sandbox.describe())]
             mounts = (Mount(place, str(place), writable=True), Mount(beside, "/in/beside"))
 
-            async def run(entry: str, given: tuple[Mount, ...] = mounts) -> Outcome:
+            async def run(entry: str, given: tuple[Mount, ...] = mounts) -> JobOutcome:
                 job = PythonJob(
                     source=SOURCE, entry=entry, arguments={"d": str(place)}, tier=1, mounts=given,
                     limits=Limits(wall_s=60.0, tmp_bytes=4 * MIB),

@@ -18,9 +18,9 @@ from grpc.aio import AioRpcError
 
 from interlock import Failure, Interlock
 from interlock.api import search as module
-from interlock.api.search import Answer
+from interlock.api.search import SearchAnswer
 from interlock.search import onnx
-from interlock.search.index import Entry, Index
+from interlock.search.index import Index, IndexedTool
 from interlock.search.onnx import OnnxEncoder
 from interlock.search.table import shipped
 from interlock.search.vectors import checked
@@ -53,7 +53,7 @@ async def _office(home: Path, encoder: str, **settings: Any) -> AsyncGenerator[I
         yield app
 
 
-def _first(found: Answer) -> str:
+def _first(found: SearchAnswer) -> str:
     return found[0].version.row.address
 
 
@@ -234,8 +234,8 @@ def test_tools_whose_vectors_come_later_are_found_by_words_until_then():
     table = shipped()
     index = Index(counts=table)
     entries = [
-        Entry("mail", "send_email", description="Send an email message to a recipient"),
-        Entry("sum", "add", description="Add"),
+        IndexedTool("mail", "send_email", description="Send an email message to a recipient"),
+        IndexedTool("sum", "add", description="Add"),
     ]
     index.add(entries)
     seen = index.mask(["mail", "sum"])

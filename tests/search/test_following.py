@@ -236,7 +236,7 @@ class Counted:
             self.contracts += 1
             return read(text, digest)
 
-        def weighed(entry: module.Entry) -> dict[str, float]:
+        def weighed(entry: module.IndexedTool) -> dict[str, float]:
             self.indexed += 1
             return weigh(entry)
 
@@ -392,8 +392,8 @@ def test_the_work_of_a_search_does_not_grow_with_tools_that_are_not_visible() ->
 
     def work(hidden: int) -> int:
         index = Index(shipped())
-        index.add(module.Entry(f"seen {number}", "send", "Send a letter.") for number in range(10))
-        index.add(module.Entry(f"hidden {number}", "send", "Send a letter.") for number in range(hidden))
+        index.add(module.IndexedTool(f"seen {number}", "send", "Send a letter.") for number in range(10))
+        index.add(module.IndexedTool(f"hidden {number}", "send", "Send a letter.") for number in range(hidden))
         mask = index.mask(f"seen {number}" for number in range(10))
         found = index.search("send a letter. it goes by post today", 100, mask)
         assert len(found) == 10

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from interlock.search import index as module
-from interlock.search.index import Entry, Hit, Index, Renumbered
+from interlock.search.index import Hit, Index, IndexedTool, Renumbered
 from interlock.search.table import shipped
 
 WORDS = ("send", "mail", "invoice", "customer", "weather", "Berlin", "delete", "rowBatch", "日報", "refund")
 QUERIES = ("send mail", "refund the customer. delete the invoice", "weather in Berlin", "日報", "row")
 texts = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
 entries = st.builds(
-    Entry,
+    IndexedTool,
     id=st.integers(0, 40).map("tool {}".format),
     name=texts,
     description=texts,
@@ -35,10 +35,10 @@ class Changes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = Index(shipped())
-        self.known: dict[str, Entry] = {}
+        self.known: dict[str, IndexedTool] = {}
 
     @rule(found=st.lists(entries, max_size=8, unique_by=lambda one: one.id))
-    def add(self, found: list[Entry]) -> None:
+    def add(self, found: list[IndexedTool]) -> None:
         self.index.add(found)
         self.known |= {one.id: one for one in found}
 
@@ -75,7 +75,7 @@ TestChanges.settings = settings(max_examples=15, stateful_step_count=15)
     st.sampled_from(QUERIES),
 )
 def test_tools_that_a_search_is_not_about_change_neither_results_nor_scores(
-    seen: list[Entry], hidden: list[Entry], query: str
+    seen: list[IndexedTool], hidden: list[IndexedTool], query: str
 ):
     names = {one.id for one in seen}
     alone, beside = Index(shipped()), Index(shipped())
@@ -89,13 +89,13 @@ def test_tools_that_a_search_is_not_about_change_neither_results_nor_scores(
 
 def test_a_mask_stays_right_while_tools_come_and_go():
     index = Index()
-    index.add([Entry("a", "send mail"), Entry("b", "send mail")])
+    index.add([IndexedTool("a", "send mail"), IndexedTool("b", "send mail")])
     seen = index.mask(["a"])
-    index.add([Entry("c", "send mail")])
+    index.add([IndexedTool("c", "send mail")])
     assert [hit.id for hit in index.search("mail", 10, seen)] == ["a"]
     index.remove(["a"])
     assert index.search("mail", 10, seen) == []
-    index.add(Entry(f"{number}", "read mail") for number in range(20))
+    index.add(IndexedTool(f"{number}", "read mail") for number in range(20))
     index.remove(f"{number}" for number in range(20))
     with pytest.raises(Renumbered):
         index.search("mail", 10, seen)
@@ -106,13 +106,13 @@ def test_words_of_every_field_are_found_and_the_name_counts_most():
     index = Index()
     index.add(
         [
-            Entry("name", "export ledger"),
-            Entry("description", "x", description="export the ledger"),
-            Entry("parameter", "y", parameters=["ledgerExport"]),
-            Entry("text", "z", parameter_texts=["which ledger to export"]),
-            Entry("tag", "u", tags=["ledger", "export"]),
-            Entry("server", "v", server="ledger-export"),
-            Entry("other", "w"),
+            IndexedTool("name", "export ledger"),
+            IndexedTool("description", "x", description="export the ledger"),
+            IndexedTool("parameter", "y", parameters=["ledgerExport"]),
+            IndexedTool("text", "z", parameter_texts=["which ledger to export"]),
+            IndexedTool("tag", "u", tags=["ledger", "export"]),
+            IndexedTool("server", "v", server="ledger-export"),
+            IndexedTool("other", "w"),
         ]
     )
     found = [hit.id for hit in everything(index, "export ledger")]
@@ -124,9 +124,9 @@ def test_a_tool_without_a_common_word_is_found_by_its_meaning():
     index = Index(shipped())
     index.add(
         [
-            Entry("mail", "send_email", description="Send an email message to a recipient"),
-            Entry("weather", "forecast", description="Weather for the next days"),
-            Entry("math", "add", description="Add two numbers"),
+            IndexedTool("mail", "send_email", description="Send an email message to a recipient"),
+            IndexedTool("weather", "forecast", description="Weather for the next days"),
+            IndexedTool("math", "add", description="Add two numbers"),
         ]
     )
     assert [hit.id for hit in everything(index, "notify somebody in writing")] == ["mail"]
@@ -139,7 +139,7 @@ def test_of_equal_tools_those_whose_names_come_first_are_found():
     names = [f"tool_{number:03}" for number in range(500)]
     for added in (names, names[::-1], sorted(names, key=lambda name: name[::-1])):
         index = Index(shipped())
-        index.add(Entry(name, "send", "Send a letter. It goes by post.") for name in added)
+        index.add(IndexedTool(name, "send", "Send a letter. It goes by post.") for name in added)
         found = index.search("send a letter to a customer; write it first", 5, index.mask(names))
         assert [hit.id for hit in found] == names[:5]
         assert len({hit.score for hit in found}) == 1

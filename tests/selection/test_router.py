@@ -19,9 +19,9 @@ from interlock.api.learning import match
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.registry.retirement import deprecate, move
-from interlock.search.index import Entry, Index
+from interlock.search.index import Index, IndexedTool
 from interlock.search.table import shipped
-from interlock.selection.evaluation import Outcome, report
+from interlock.selection.evaluation import TaskOutcome, report
 from interlock.selection.intent import softmax
 from interlock.selection.router import Router, features, figures, is_held_out, train
 from interlock.selection.together import Used, recommend, used_together
@@ -59,7 +59,7 @@ COST = pytest.mark.proves("SURF-16")
 
 def _scores(text: str) -> dict[str, float]:
     index = Index(shipped())
-    index.add(Entry(tool, tool.partition(".")[2], words) for tool, words in TEXTS.items())
+    index.add(IndexedTool(tool, tool.partition(".")[2], words) for tool, words in TEXTS.items())
     return {hit.id: hit.score for hit in index.search(text, 10, index.mask(TEXTS))}
 
 
@@ -302,9 +302,9 @@ async def test_selections_are_measured_on_a_trace(home: Path, tmp_path: Path) ->
 @COST
 def test_the_figures_of_a_report() -> None:
     outcomes = [
-        Outcome([{"a"}, {"b", "c"}], ["a", "x"], "a", 100, 0.5),
-        Outcome([{"a"}], ["y"], "y", 50, 0.0),
-        Outcome([{"a"}], [], None, 0, 0.0),
+        TaskOutcome([{"a"}, {"b", "c"}], ["a", "x"], "a", 100, 0.5),
+        TaskOutcome([{"a"}], ["y"], "y", 50, 0.0),
+        TaskOutcome([{"a"}], [], None, 0, 0.0),
     ]
     found = report(outcomes, 1000.0).document()
     assert found == {

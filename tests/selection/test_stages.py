@@ -19,7 +19,7 @@ from interlock.api.narrowing import Narrowing
 from interlock.api.search import Search
 from interlock.core.errors import Failure
 from interlock.search.evaluation import recall
-from interlock.search.index import Entry, Index
+from interlock.search.index import Index, IndexedTool
 from interlock.search.table import shipped
 from interlock.selection.dangers import dangers
 from interlock.selection.hierarchy import CHOSEN, LEAST_SIZE, Category, Hierarchy, most_tools, partition
@@ -146,16 +146,20 @@ def test_what_a_tool_can_do_follows_from_its_name_and_its_class() -> None:
 
 
 @st.composite
-def _catalogs(draw: st.DrawFn) -> list[Entry]:
+def _catalogs(draw: st.DrawFn) -> list[IndexedTool]:
     servers = draw(st.lists(st.integers(1, 90), min_size=1, max_size=8))
     return [
-        Entry(f"s{s}.t{n}", f"tool_{n}", f"does {n}", server=f"s{s}") for s, m in enumerate(servers) for n in range(m)
+        IndexedTool(f"s{s}.t{n}", f"tool_{n}", f"does {n}", server=f"s{s}")
+        for s, m in enumerate(servers)
+        for n in range(m)
     ]
 
 
 @pytest.mark.proves("SURF-10")
 @given(_catalogs(), st.integers(0, 2**32 - 1))
-def test_every_tool_is_in_exactly_one_category_and_no_category_is_too_large(entries: list[Entry], seed: int) -> None:
+def test_every_tool_is_in_exactly_one_category_and_no_category_is_too_large(
+    entries: list[IndexedTool], seed: int
+) -> None:
     vectors = np.random.default_rng(seed).standard_normal((len(entries), 8)).astype(np.float32)
     found = partition(entries, vectors)
     assert sorted(tool for one in found for tool in one.tools) == sorted(one.id for one in entries)
@@ -168,7 +172,7 @@ def test_every_tool_is_in_exactly_one_category_and_no_category_is_too_large(entr
 
 @pytest.mark.proves("SURF-10")
 def test_categories_do_not_depend_on_vectors_that_are_all_alike() -> None:
-    entries = [Entry(f"t{n:03}", f"tool_{n}", "") for n in range(200)]
+    entries = [IndexedTool(f"t{n:03}", f"tool_{n}", "") for n in range(200)]
     found = partition(entries, np.zeros((200, 4), np.float32))
     assert sorted(tool for one in found for tool in one.tools) == [one.id for one in entries]
     assert all(len(one.tools) <= LEAST_SIZE for one in found)
@@ -177,7 +181,7 @@ def test_categories_do_not_depend_on_vectors_that_are_all_alike() -> None:
 @pytest.mark.proves("SURF-10")
 def test_a_category_is_chosen_by_its_description() -> None:
     words = {"mail": "letter inbox", "money": "invoice ledger", "sky": "weather rain"}
-    entries = [Entry(f"{name}.t{n}", f"t{n}", f"About {text} {n}.", server=name)
+    entries = [IndexedTool(f"{name}.t{n}", f"t{n}", f"About {text} {n}.", server=name)
                for name, text in words.items() for n in range(20)]  # fmt: skip
     hierarchy = Hierarchy(partition(entries, shipped().documents([one.text() for one in entries])), shipped())
     assert len(hierarchy.categories) == 3
@@ -196,7 +200,9 @@ def test_what_a_step_shows_is_bounded_by_the_categories_and_not_by_the_number_of
     for number in numbers:
         said = draw.integers(0, 3000, (number, 12)).tolist()
         entries = [
-            Entry(f"s{n % 40}.t{n:05}", f"tool_{n}", " ".join(f"word{one}" for one in said[n]), server=f"s{n % 40}")
+            IndexedTool(
+                f"s{n % 40}.t{n:05}", f"tool_{n}", " ".join(f"word{one}" for one in said[n]), server=f"s{n % 40}"
+            )
             for n in range(number)
         ]
         vectors = draw.standard_normal((number, 16)).astype(np.float32)

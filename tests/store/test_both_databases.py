@@ -21,7 +21,7 @@ import pytest
 
 from interlock.core.errors import Failure
 from interlock.store import idempotency, sealing
-from interlock.store.connection import Connection
+from interlock.store.connection import SqliteConnection
 from interlock.store.home import Home
 from interlock.store.port import Reader
 from interlock.store.port import Transaction as TransactionPort
@@ -38,14 +38,14 @@ DOCUMENTS = {"parts": "{}", "groups": "[]", "facts": "{}", "offered": "{}"}
 
 
 @pytest.fixture
-def sqlite(tmp_path: Path) -> Generator[Connection]:
+def sqlite(tmp_path: Path) -> Generator[SqliteConnection]:
     with closing(Home(tmp_path).open_database()) as connection:
         yield connection
 
 
 @pytest.fixture
-def on_postgres(postgres_server: Server) -> Generator[postgres.Connection]:
-    with closing(postgres.Connection(postgres_server.new_schema())) as connection:
+def on_postgres(postgres_server: Server) -> Generator[postgres.PostgresConnection]:
+    with closing(postgres.PostgresConnection(postgres_server.new_schema())) as connection:
         connection.execute("BEGIN")
         schema.create(connection)
         connection.execute("COMMIT")
@@ -118,7 +118,7 @@ def answers(module: str, transaction: Transaction) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_repository_does_the_same_on_both_databases(
-    module: str, sqlite: Connection, on_postgres: postgres.Connection
+    module: str, sqlite: SqliteConnection, on_postgres: postgres.PostgresConnection
 ) -> None:
     found: list[dict[str, Any]] = []
     for connection in (sqlite, on_postgres):
@@ -134,7 +134,7 @@ def test_a_repository_does_the_same_on_both_databases(
 
 
 def test_a_key_is_reserved_once_and_finished_with_or_without_an_outcome(
-    sqlite: Connection, on_postgres: postgres.Connection
+    sqlite: SqliteConnection, on_postgres: postgres.PostgresConnection
 ) -> None:
     quotas = [("home", 10), ("tenant:1", 10), ("caller:1", 10)]
     rows = [idempotency.new_key(_key(name), b"ticket", quotas) for name in "abca"]
@@ -160,7 +160,7 @@ def _key(name: str) -> idempotency.NewKey:
 
 
 def test_rows_under_an_older_key_are_sealed_again(
-    tmp_path: Path, sqlite: Connection, on_postgres: postgres.Connection
+    tmp_path: Path, sqlite: SqliteConnection, on_postgres: postgres.PostgresConnection
 ) -> None:
     box = sealing.Box(tmp_path / "keys")
     for connection in (sqlite, on_postgres):
@@ -171,7 +171,9 @@ def test_rows_under_an_older_key_are_sealed_again(
         connection.execute("COMMIT")
 
 
-def test_a_text_with_a_nul_character_is_refused_with_words_that_say_so(on_postgres: postgres.Connection) -> None:
+def test_a_text_with_a_nul_character_is_refused_with_words_that_say_so(
+    on_postgres: postgres.PostgresConnection,
+) -> None:
     with pytest.raises(Failure, match="NUL character") as refused:
         on_postgres.execute("SELECT name FROM fact WHERE name = ?", ("a\0b",))
     assert refused.value.code == "E3004"
@@ -185,7 +187,7 @@ def test_what_is_within_a_text_is_no_placeholder() -> None:
 
 
 @pytest.mark.proves("AUDIT-03")
-def test_the_ledger_refuses_to_be_changed(on_postgres: postgres.Connection) -> None:
+def test_the_ledger_refuses_to_be_changed(on_postgres: postgres.PostgresConnection) -> None:
     on_postgres.execute("INSERT INTO journal VALUES (1, 'closed', 'a', 'b'::bytea, 'c'::bytea)")
     on_postgres.execute("INSERT INTO anchor VALUES (1, 'c'::bytea, 1, 'k', 's'::bytea)")
     for statement in (
@@ -207,11 +209,11 @@ def test_a_runtime_role_can_read_the_ledger_and_add_to_it_and_no_more(postgres_s
     role = f"r{secrets.token_hex(6)}"
     with postgres_server.connect() as administrator:
         administrator.execute(f'CREATE ROLE "{role}" LOGIN'.encode())
-    with closing(postgres.Connection(address)) as owner:
+    with closing(postgres.PostgresConnection(address)) as owner:
         owner.execute("BEGIN")
         schema.create(owner, role)
         owner.execute("COMMIT")
-    with closing(postgres.Connection(address.replace("postgres@", f"{role}@"))) as runtime:
+    with closing(postgres.PostgresConnection(address.replace("postgres@", f"{role}@"))) as runtime:
         runtime.execute("INSERT INTO journal VALUES (1, 'closed', 'a', 'b'::bytea, 'c'::bytea)")
         runtime.execute("INSERT INTO fact (name, value) VALUES ('a', 'b')")
         runtime.execute("DELETE FROM fact")

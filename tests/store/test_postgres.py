@@ -32,7 +32,7 @@ from interlock.store.journal import Journal
 from interlock.store.node_files import compare, differences, nodes
 from interlock.store.port import Reader, Transaction
 from interlock.store.postgres import leases
-from interlock.store.postgres.connection import Connection
+from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.home import PostgresHome
 from interlock.store.postgres.layout import departures
 from interlock.store.readers import THREADS, Readers
@@ -128,14 +128,14 @@ async def test_units_of_one_turn_are_committed_together_and_one_that_refuses_lea
 
 def test_threads_that_find_their_connection_lost_open_one(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
-    open_one = Connection._open  # pyright: ignore[reportPrivateUsage]
+    open_one = PostgresConnection._open  # pyright: ignore[reportPrivateUsage]
 
-    def noted(self: Connection) -> Any:
+    def noted(self: PostgresConnection) -> Any:
         opened.append(open_one(self))
         return opened[-1]
 
-    monkeypatch.setattr(Connection, "_open", noted)
-    with closing(Connection(address, reading=True)) as connection:
+    monkeypatch.setattr(PostgresConnection, "_open", noted)
+    with closing(PostgresConnection(address, reading=True)) as connection:
         connection.hang_up()
         together = threading.Barrier(8)
 
@@ -205,12 +205,12 @@ async def test_a_process_that_ends_does_not_wait_for_ever_for_the_outcome_of_a_c
             raise psycopg.OperationalError("the connection was cut")
         return execute(statement, *given)
 
-    def unreachable(_: Connection) -> None:
+    def unreachable(_: PostgresConnection) -> None:
         tried.set()
         raise sqlite3.OperationalError("nobody is there")
 
     monkeypatch.setattr(broken, "execute", cut)
-    monkeypatch.setattr(Connection, "reopen", unreachable)
+    monkeypatch.setattr(PostgresConnection, "reopen", unreachable)
     future = journal.submit(count)
     await asyncio.to_thread(tried.wait)
     await journal.close()
@@ -332,9 +332,9 @@ async def _(number: Whole) -> None:
 async def test_calls_wait_for_the_server_on_threads_and_never_on_the_loop(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, on_loop, execute = threading.get_ident(), list[str](), Connection.execute
+    loop, on_loop, execute = threading.get_ident(), list[str](), PostgresConnection.execute
 
-    def executed(self: Connection, statement: str, *parameters: Any) -> Any:
+    def executed(self: PostgresConnection, statement: str, *parameters: Any) -> Any:
         if threading.get_ident() == loop:
             on_loop.append(statement)
         return execute(self, statement, *parameters)
@@ -342,7 +342,7 @@ async def test_calls_wait_for_the_server_on_threads_and_never_on_the_loop(
     async with Interlock.open(tmp_path / "home", store=address) as app:
         await admit(app, look, keep)
         await app.journal.changes.caught_up()
-        monkeypatch.setattr(Connection, "execute", executed)
+        monkeypatch.setattr(PostgresConnection, "execute", executed)
         for number in (1, 2):
             assert (await app.call("loop.keep", number=number, key=f"k{number}")).unwrap() == number
             assert (await app.call("loop.look", number=0)).unwrap() == number
@@ -642,12 +642,12 @@ async def test_a_lease_that_has_run_out_is_taken_once_the_server_has_been_up_for
 @pytest.mark.usefixtures("journal")
 async def test_the_records_of_a_call_are_found_without_reading_the_journal(address: str) -> None:
     """The verifier asks for those of each key. PostgreSQL has no statistics here, as after a fast start."""
-    with closing(Connection(address)) as connection:
+    with closing(PostgresConnection(address)) as connection:
         connection.execute(
             "INSERT INTO journal (seq, kind, call, body, hash) SELECT number, 'closed', 'call-' || number,"
             " convert_to(repeat('x', 700), 'UTF8'), ''::bytea FROM generate_series(1000, 9000) AS number"
         )
-    with closing(Connection(address, reading=True)) as reader:
+    with closing(PostgresConnection(address, reading=True)) as reader:
         reader.execute("BEGIN")
         assert [seq for seq, _, _ in verify_reads.records_of_call(reader, "call-7000")] == [7000]
         (read,) = reader.one(

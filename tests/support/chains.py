@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from interlock import Context, Effect, Field, Interlock, Preview, tool
-from interlock.audit.chain import Verdict, verify
-from interlock.store.connection import Connection
+from interlock.audit.chain import ChainVerdict, verify
+from interlock.store.connection import SqliteConnection
 from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
@@ -66,12 +66,12 @@ class Copy:
     """A copy of a home that anything may be done to."""
 
     home: Home
-    db: Connection
+    db: SqliteConnection
 
     def rows(self) -> list[tuple[Any, ...]]:
         return self.db.execute("SELECT seq, kind, call, body, hash FROM journal ORDER BY seq").fetchall()
 
-    def verdict(self, **options: Any) -> Verdict:
+    def verdict(self, **options: Any) -> ChainVerdict:
         return verify(self.home, **options)
 
     def relink(self, start: int) -> None:

@@ -12,7 +12,7 @@ import pytest_asyncio
 import uvicorn
 
 from interlock.http.asgi import Message, Receive, Scope, Send, answer, read_body
-from interlock.http.connection import Connection
+from interlock.http.connection import ServerConnection
 
 
 class Wire(NamedTuple):
@@ -109,7 +109,7 @@ async def place() -> AsyncGenerator[Place]:
     place = Place()
     bound = socket.create_server(("127.0.0.1", 0))
     place.port = bound.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(place, http=Connection, lifespan="off", log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(place, http=ServerConnection, lifespan="off", log_level="critical"))
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     try:
         yield place

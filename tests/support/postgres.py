@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from interlock.settings import Settings
-    from interlock.store.postgres.connection import Connection
+    from interlock.store.postgres.connection import PostgresConnection
 
 # The server that keeps the stores of a run, and the Redis server beside it, for the processes that tests start.
 GIVEN = "STORES_OF_TESTS"
@@ -134,13 +134,13 @@ class Stores:
         import psycopg
 
         from interlock.store.postgres import schema
-        from interlock.store.postgres.connection import Connection
+        from interlock.store.postgres.connection import PostgresConnection
 
         with psycopg.connect(self._address, autocommit=True) as connection:
             for name in (_OWN, _EMPTY):
                 connection.execute(f"CREATE DATABASE {name}".encode())
         self._server.execute(_DIRECTORIES.encode())
-        with closing(Connection(self.at(_EMPTY))) as connection:
+        with closing(PostgresConnection(self.at(_EMPTY))) as connection:
             schema.make(connection, None)
             connection.execute(f"ALTER TABLE alembic_version RENAME TO {_UNMADE}")
 
@@ -265,7 +265,7 @@ def _prepare(environment: Mapping[str, str]) -> None:
 
     create = schema.create
 
-    def created(connection: Connection, runtime_role: str | None = None) -> None:
+    def created(connection: PostgresConnection, runtime_role: str | None = None) -> None:
         """Make the tables of a store, which a copy of the empty store has already."""
         if connection.one("SELECT 1 FROM pg_tables WHERE tablename = ?", (_UNMADE,)) is None:
             create(connection, runtime_role)

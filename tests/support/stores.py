@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.store.changes import FRESH_S, MAX_STALE_S
-from interlock.store.connection import Connection
+from interlock.store.connection import SqliteConnection
 from interlock.store.home import Home
 from tests.support.calls import until
 
@@ -27,21 +27,21 @@ def address_of(home: Home) -> str | None:
 
 
 @contextmanager
-def opened(home: Home) -> Generator[Connection]:
+def opened(home: Home) -> Generator[SqliteConnection]:
     """A connection that may do anything. Each statement is committed at once, unless it is within a transaction."""
     address = address_of(home)
     if address is None:
-        made = sqlite3.connect(home.database, timeout=30, isolation_level=None, factory=Connection)
+        made = sqlite3.connect(home.database, timeout=30, isolation_level=None, factory=SqliteConnection)
     else:
         from interlock.store.postgres import connection as postgres
 
-        made = cast("Connection", postgres.Connection(address))
+        made = cast("SqliteConnection", postgres.PostgresConnection(address))
     with closing(made) as connection:
         yield connection
 
 
 @contextmanager
-def unguarded(home: Home, *, put_back: bool = True) -> Generator[Connection]:
+def unguarded(home: Home, *, put_back: bool = True) -> Generator[SqliteConnection]:
     """One transaction without the triggers, which are back in the end, to the letter, if they are to be."""
     with opened(home) as connection:
         if address_of(home) is None:

@@ -26,7 +26,7 @@ from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.integrations.toolkit import Toolkit
 from interlock.registry import quarantine
-from interlock.registry.admission import Evidence
+from interlock.registry.admission import TestEvidence
 from interlock.registry.admission import publish as published
 from interlock.registry.catalog import contract_digest
 from interlock.store import upstreams
@@ -95,7 +95,7 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
 
 def _serve_elsewhere(transaction: Transaction) -> None:
     digest = contract_digest(REMOTE)
-    published(REMOTE.manifest, digest, "upstream:far", Evidence(digest, True, "test", ""), "test")(transaction)
+    published(REMOTE.manifest, digest, "upstream:far", TestEvidence(digest, True, "test", ""), "test")(transaction)
     upstreams.insert(transaction, "far", kind="http", config="{}", overlay="{}", added_by="test", at_ms=1)
     upstreams.mark_probed(transaction, "far", "unavailable", "nobody answers", 2)
 

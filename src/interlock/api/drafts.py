@@ -11,7 +11,7 @@ from interlock.contract.refusals import place_of
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.registry import admission
-from interlock.registry.admission import Evidence
+from interlock.registry.admission import TestEvidence
 from interlock.registry.catalog import contract_digest
 from interlock.registry.drafts import DRAFTS, Drafts, DraftSource, draft_of, number_draft
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.call.results import Result
     from interlock.contract.declare import Tool
-    from interlock.contract.refusals import Refusal
-    from interlock.registry.admission import Verdict
+    from interlock.contract.refusals import DeclarationRefusal
+    from interlock.registry.admission import AdmissionVerdict
     from interlock.registry.drafts import Stamp
     from interlock.registry.version import Version
     from interlock.trials import Trial
@@ -101,7 +101,7 @@ class DraftSession:
         self._drafts.hold(held)
         return sorted(drafts, key=lambda one: one.line)
 
-    async def _judge(self, draft: Tool[..., Any]) -> tuple[Verdict, Trial | None]:
+    async def _judge(self, draft: Tool[..., Any]) -> tuple[AdmissionVerdict, Trial | None]:
         """Judge a draft as admission judges a version, contract tests included."""
         verdict = await self._examine(draft, None)
         if not verdict.admitted:
@@ -109,10 +109,12 @@ class DraftSession:
         trial = await self._app.admissions.try_out(draft, by=self._caller)
         return await self._examine(draft, trial.evidence(contract_digest(draft))), trial
 
-    async def _examine(self, tool: Tool[..., Any], evidence: Evidence | None) -> Verdict:
+    async def _examine(self, tool: Tool[..., Any], evidence: TestEvidence | None) -> AdmissionVerdict:
         digest = contract_digest(tool)
         published = await self._app.catalog.versions(tool.manifest.address)
-        return admission.examine(tool.manifest, digest, published, evidence or Evidence(digest, True, "pending", ""))
+        return admission.examine(
+            tool.manifest, digest, published, evidence or TestEvidence(digest, True, "pending", "")
+        )
 
     async def _before_publishing(self, tool: Tool[..., Any]) -> list[str]:
         """Return the reasons why a tool cannot be published under the version that it declares."""
@@ -164,7 +166,7 @@ def _split(name: str) -> tuple[str, str | None]:
     return address, version if at else None
 
 
-def _refused(refusal: Refusal) -> Draft:
+def _refused(refusal: DeclarationRefusal) -> Draft:
     return Draft(refusal.name, refusal.file, refusal.line, refusal.faults)
 
 

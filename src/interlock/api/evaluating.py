@@ -16,7 +16,7 @@ import orjson
 
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
-from interlock.selection.evaluation import Outcome, report
+from interlock.selection.evaluation import TaskOutcome, report
 
 if TYPE_CHECKING:
     from interlock.api.selection import Selections, SelectOptions
@@ -64,13 +64,13 @@ def _task(path: Path, number: int, line: bytes) -> Task:
 
 async def evaluate(selections: Selections, tasks: Sequence[Task], by: Caller, **options: Unpack[SelectOptions]) -> Json:
     """Select a tool for each task, and compare it with the tools that are right."""
-    outcomes: list[Outcome] = []
+    outcomes: list[TaskOutcome] = []
     for text, needed in tasks:
         made, _ = await selections.choose(text, by, **options)
         picked = next((one for one in made.candidates if one.tool == made.chosen), None)
         cost, latency = (0.0, None) if picked is None else (picked.cost, picked.latency_ms)
         names = [one.tool for one in made.candidates]
-        outcomes.append(Outcome(needed, names, made.chosen, sum(made.tokens.values()), cost, latency))
+        outcomes.append(TaskOutcome(needed, names, made.chosen, sum(made.tokens.values()), cost, latency))
     return report(outcomes, selections.token_price).document()
 
 

@@ -27,7 +27,7 @@ from interlock.gateway.batch import Batch, BatchPolicy, may_overlap
 
 if TYPE_CHECKING:
     from interlock.api.model_window import ModelWindow
-    from interlock.api.search import Answer
+    from interlock.api.search import SearchAnswer
     from interlock.api.selection import Selection, Selections, SelectOptions
     from interlock.api.window import WindowOptions, Windows
     from interlock.authority.identities import DidRegistry
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from interlock.data.schema import Json
     from interlock.gateway.hooks import Hook
     from interlock.gateway.inputs import Inputs
-    from interlock.registry.admission import Evidence
+    from interlock.registry.admission import TestEvidence
     from interlock.registry.retirement import Milestone
     from interlock.selection.together import Recommendation
     from interlock.settings import Settings
@@ -126,7 +126,7 @@ class Interlock(Parts):
 
     async def search(
         self, query: str, *, limit: int = DEFAULT_LIMIT, by: str = "both", caller: Caller | None = None
-    ) -> Answer:
+    ) -> SearchAnswer:
         """Find tools by what they do, best first: `await app.search("send a message to a customer")`.
 
         Only tools that the caller may use are found. `by` is words, meaning or both.
@@ -459,7 +459,7 @@ class Interlock(Parts):
         requests.require_tool(tool)
         return await self.admissions.offer(tool, origin, by=self.caller)
 
-    async def evidence(self, digest: str) -> Evidence | None:
+    async def evidence(self, digest: str) -> TestEvidence | None:
         """The contract tests that passed on exactly this content; None if they failed or never ran."""
         return await self.admissions.evidence(digest)
 

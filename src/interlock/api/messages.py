@@ -27,7 +27,7 @@ import orjson
 
 from interlock.core.errors import Failure
 from interlock.data.documents import Malformed, read_json
-from interlock.net.redis import Connection, Lost
+from interlock.net.redis import Lost, RedisConnection
 from interlock.store import decisions
 
 if TYPE_CHECKING:
@@ -160,9 +160,9 @@ class Messages:
         finally:
             connection.close()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> RedisConnection:
         password = (await self._secret(self._secret_name))[0] if self._secret_name else ""
-        return await Connection.open(self._url, password)
+        return await RedisConnection.open(self._url, password)
 
     def _report(self, problem: str) -> None:
         """Log that Redis cannot be used, or can be again, once each."""
@@ -184,7 +184,7 @@ class Messages:
 
     async def _send(self) -> None:
         """Send what waits, over a connection of its own: there is rarely anything to send."""
-        connection: Connection | None = None
+        connection: RedisConnection | None = None
         try:
             connection = await self._connect()
             while self._outbox:

@@ -54,7 +54,7 @@ class FoundTool:
         }
 
 
-class Answer(list[FoundTool]):
+class SearchAnswer(list[FoundTool]):
     """The tools that were found, best first; what counted in the search, and why meaning did not if it should have.
 
     `pending` names upstreams of the caller's that may offer more: each is being looked at, or does not answer.
@@ -104,7 +104,7 @@ class Search:
         *,
         apps: bool = False,
         allowed: bool = False,
-    ) -> Answer:
+    ) -> SearchAnswer:
         """The tools that fit a request best, best first. A tool whose name is the request comes first.
 
         `among` are ids of `surface`: others are not looked at. `apps` is true for clients that show interfaces. With
@@ -143,13 +143,13 @@ class Search:
 
     def _answer(
         self, surface: Surface, hits: Iterable[Hit], query: str, limit: int, by: By, note: str | None, caller: Caller
-    ) -> Answer:
+    ) -> SearchAnswer:
         found = [FoundTool(surface.versions[hit.id], round(hit.score, 4)) for hit in hits if hit.id in surface]
         named = self._tools.named(query.strip(), surface)
         if named:
             rest = [one for one in found if one.version not in named]
             found = [*(FoundTool(one, 1.0) for one in named), *rest][:limit]
-        return Answer(found, by, note, self._pending(surface, caller))
+        return SearchAnswer(found, by, note, self._pending(surface, caller))
 
     def _pending(self, surface: Surface, caller: Caller) -> dict[str, str]:
         """Upstreams that may have more tools for a caller later, each with its state.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from interlock.api.denials import Denials
     from interlock.api.parts import Parts
     from interlock.registry.quarantine import Quarantined
-    from interlock.search.index import Entry, Index, Mask
+    from interlock.search.index import Index, IndexedTool, Mask
 
 # The tools that a caller sees, in order of name; with names, those of them.
 Visible = Callable[[Caller, Collection[str] | None], Awaitable[Iterable[Version]]]
@@ -290,7 +290,7 @@ def _upstream(version: Version) -> str:
     return origin.removeprefix("upstream:") if origin.startswith("upstream:") else ""
 
 
-def entries_of(tools: Sequence[tuple[str, Version]], server_texts: Mapping[str, str]) -> list[Entry]:
+def entries_of(tools: Sequence[tuple[str, Version]], server_texts: Mapping[str, str]) -> list[IndexedTool]:
     """The entries of some tools in the index."""
     return [
         entry_of(tool, orjson.loads(one.row.manifest), one.row.origin, server_texts.get(_upstream(one), ""))

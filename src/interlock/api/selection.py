@@ -18,7 +18,7 @@ import orjson
 
 from interlock.api.learning import Learning
 from interlock.api.narrowing import Narrowing
-from interlock.api.selection_gate import Gate, Verdict, admit_model, parameter_faults
+from interlock.api.selection_gate import Gate, GateVerdict, admit_model, parameter_faults
 from interlock.api.selection_records import answer_of, model_answer, store, sums, written
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
@@ -92,7 +92,7 @@ class Selection:
     chosen: str | None
     parameters: Json | None
     refused: str | None
-    verdict: Verdict | None
+    verdict: GateVerdict | None
     tokens: Json
     # What a model answered, also where that was refused: JSON, for the store alone.
     answer: bytes | None = None

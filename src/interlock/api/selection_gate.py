@@ -52,7 +52,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateVerdict:
     """The answer of the gate. A call that needs approval is denied if nobody gives it within `timeout_s`."""
 
     answer: Answer
@@ -86,13 +86,13 @@ class Gate:
         """Check authorization and safety."""
         self._findings = [await self._authorization(arguments, door), await WALKS.run(self._safety, arguments)]
 
-    def decide(self, transaction: Transaction) -> Verdict:
+    def decide(self, transaction: Transaction) -> GateVerdict:
         """Check cost and rate, and return the strictest answer of all. Writes nothing."""
         findings = (*self._findings, self._cost(transaction), self._rate(transaction))
         worst = max(findings, key=lambda one: _RANK[one.answer])
         approval = self._version.contract.manifest.approval or self._parts.settings.approval
         timeout_s = approval.timeout_seconds if worst.answer == "REQUIRE_APPROVAL" else None
-        return Verdict(worst.answer, worst.reason, worst.check, timeout_s, findings)
+        return GateVerdict(worst.answer, worst.reason, worst.check, timeout_s, findings)
 
     async def _authorization(self, arguments: Json, door: str) -> Finding:
         parts, caller, contract = self._parts, self._caller, self._version.contract

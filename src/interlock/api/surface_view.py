@@ -153,7 +153,7 @@ class SurfaceViews:
             lists.reasons[address] = offered.get(address, "role")
 
     def _document(
-        self, caller: Caller, row: stored.Row | None, lists: _Lists, defers: bool, cursor: str | None
+        self, caller: Caller, row: stored.SurfaceRow | None, lists: _Lists, defers: bool, cursor: str | None
     ) -> Json:
         from interlock.contract.standard.declarations import BlockedTool, DeferredToolRef, ToolSurface
 
@@ -216,7 +216,7 @@ def _why(mode: str, most: int, *, defers: bool) -> str:
     return "the setting surface is all" if mode == "all" else f"the caller may use no more than {most} tools"
 
 
-def _remembered(row: stored.Row) -> Caller:
+def _remembered(row: stored.SurfaceRow) -> Caller:
     """The caller for whom a surface was made. Good for showing it, and for nothing else."""
     facts: Json = orjson.loads(row.facts)
     links = tuple(_links(facts))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from interlock.api.apps import is_for_apps
 from interlock.api.blocked import Blocked
 from interlock.api.deferred import deferred_ref
-from interlock.api.search import Answer, FoundTool
+from interlock.api.search import FoundTool, SearchAnswer
 from interlock.api.tools import Page
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
@@ -49,7 +49,7 @@ _KEPT: Final = 1000
 _STORE_USES_S: Final = 30.0
 
 
-class Surface:
+class CallerSurface:
     """The tools that a caller sees listed, each with the reason. Others are held back until they are loaded.
 
     If it does not defer, the caller sees the whole catalog but for the tools that it hides.
@@ -172,7 +172,7 @@ class Surfaces:
             return caller, None
         holder = holder_of(caller)
         reasons, listed, until_ms = await self._offer(caller) if defers else ({}, (), None)
-        surface = Surface(
+        surface = CallerSurface(
             id_of(holder),
             reasons,
             listed,
@@ -239,7 +239,7 @@ class Surfaces:
             self._announce(await self._parts.journal.commit(unit))
         return reasons, listed, blocked.until_ms
 
-    def _announce(self, row: surfaces.Row | None) -> None:
+    def _announce(self, row: surfaces.SurfaceRow | None) -> None:
         if row is not None:
             kind = "tool.surface.created" if row.revision == 1 else "tool.surface.updated"
             self._parts.gateway.observer.surface_event(kind, row.id, revision=row.revision, tools=sorted(row.names))
@@ -252,12 +252,12 @@ class Surfaces:
     async def listed(self, caller: Caller, after: str = "") -> list[Version]:
         """The tools of a surface that the caller may use, in order of name; from behind a name on."""
         surface = caller.surface
-        names = surface.listed if isinstance(surface, Surface) else ()
+        names = surface.listed if isinstance(surface, CallerSurface) else ()
         return await self._tools.existing(sorted(one for one in names if one > after), caller)
 
     async def search(
         self, queries: Sequence[str], caller: Caller, limit: int, *, apps: bool = False
-    ) -> list[tuple[Answer, list[Json]]]:
+    ) -> list[tuple[SearchAnswer, list[Json]]]:
         """Search for several steps at once. Each answer comes with those of its tools that are deferred."""
         if not 1 <= len(queries) <= MOST_QUERIES or not 1 <= limit <= MOST_PER_QUERY:
             raise Failure("E3004", f"send 1 to {MOST_QUERIES} queries, and a limit from 1 to {MOST_PER_QUERY}")
@@ -270,7 +270,7 @@ class Surfaces:
         The others are announced. Without a surface, everything is loaded.
         """
         surface = caller.surface
-        if not isinstance(surface, Surface) or not surface.defers:
+        if not isinstance(surface, CallerSurface) or not surface.defers:
             return list(answer), []
         loaded: list[FoundTool] = []
         deferred: list[Json] = []
@@ -298,7 +298,7 @@ class Surfaces:
 
     async def search_at(
         self, query: str, caller: Caller, door: str, limit: int, by: str
-    ) -> tuple[Answer, list[FoundTool], list[Json]]:
+    ) -> tuple[SearchAnswer, list[FoundTool], list[Json]]:
         """Search at an endpoint: the whole answer, the loaded tools of it, and the deferred ones."""
         if self.concern(door):
             caller = await self.attach(caller, door)

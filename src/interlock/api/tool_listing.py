@@ -28,7 +28,7 @@ def every_version(reader: Reader) -> list[Json]:
     return [_document(row, held, available) for row in tools.all_versions(reader)]
 
 
-def _document(row: tools.Row, held: set[str], available: set[str]) -> Json:
+def _document(row: tools.ToolVersionRow, held: set[str], available: set[str]) -> Json:
     manifest: Json = orjson.loads(row.manifest or "{}")
     return {
         "tool": row.address,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from interlock.api.blocked import Blocked, credentials_of
 from interlock.api.denials import Denials
 from interlock.api.exclusions import Exclusions
-from interlock.api.search import DEFAULT_LIMIT, Answer, Search
+from interlock.api.search import DEFAULT_LIMIT, Search, SearchAnswer
 from interlock.call.context import Caller
 from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure
@@ -25,7 +25,7 @@ from interlock.registry.version import Version
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
-    from interlock.registry.compat import Negotiation, Surface
+    from interlock.registry.compat import Negotiation, VersionSurface
 
 __all__ = ["DEFAULT_LIMIT", "PAGE", "Match", "Page", "Tools", "compare_versions", "sees"]
 
@@ -55,9 +55,9 @@ class Match:
 
     @property
     def usable(self) -> bool:
-        from interlock.registry.compat import Outcome
+        from interlock.registry.compat import CompatOutcome
 
-        return self.comparison.outcome is not Outcome.INCOMPATIBLE
+        return self.comparison.outcome is not CompatOutcome.INCOMPATIBLE
 
     def document(self) -> Json:
         row = self.version.row
@@ -204,7 +204,7 @@ class Tools:
 
     async def search(
         self, query: str, caller: Caller, limit: int = DEFAULT_LIMIT, by: str = "both", *, apps: bool = False
-    ) -> Answer:
+    ) -> SearchAnswer:
         """The tools that fit a request best, best first; by words, meaning or both.
 
         Tools that the policy denies the caller, whatever they send, do not exist for a search. Nor do those for the
@@ -230,11 +230,11 @@ def compare_versions(before: Version, after: Version) -> Json:
     }
 
 
-def _surface(version: Version) -> Surface:
-    from interlock.registry.compat import Surface
+def _surface(version: Version) -> VersionSurface:
+    from interlock.registry.compat import VersionSurface
 
     manifest = version.contract.manifest
-    return Surface(
+    return VersionSurface(
         input=manifest.parameters,
         output=True if manifest.result_schema is None else manifest.result_schema,
         tolerant_output=manifest.tolerant_output,

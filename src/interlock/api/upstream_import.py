@@ -14,12 +14,12 @@ from interlock.upstreams.kinds import kind_of_clients
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
-    from interlock.upstreams.client_config import Entry
+    from interlock.upstreams.client_config import ServerEntry
 
 
 async def import_servers(
     app: Interlock,
-    entries: Sequence[Entry],
+    entries: Sequence[ServerEntry],
     *,
     more: Json,
     explain: Callable[[str, Failure], Failure],
@@ -40,7 +40,7 @@ async def import_servers(
     return reports
 
 
-def plan(entry: Entry, more: Json) -> Json:
+def plan(entry: ServerEntry, more: Json) -> Json:
     """Describe an entry: the upstream it becomes, its credentials by name, and the settings that stay in clear."""
     config = entry.config
     state = "skipped" if entry.skipped else "refused" if entry.reason else "planned"
@@ -58,7 +58,7 @@ def plan(entry: Entry, more: Json) -> Json:
     }
 
 
-async def _import(app: Interlock, entry: Entry, more: Json, explain: Callable[[str, Failure], Failure]) -> Json:
+async def _import(app: Interlock, entry: ServerEntry, more: Json, explain: Callable[[str, Failure], Failure]) -> Json:
     planned = plan(entry, more)
     if entry.reason:
         return planned
@@ -87,7 +87,7 @@ async def _import(app: Interlock, entry: Entry, more: Json, explain: Callable[[s
     return planned | {"state": "added", "reason": "", "tools": report["tools"], "admitted": len(admitted)}
 
 
-async def _store(app: Interlock, entry: Entry) -> list[str]:
+async def _store(app: Interlock, entry: ServerEntry) -> list[str]:
     """Store the credentials of an entry. Returns the names that did not exist before.
 
     With Vault nothing is stored: the credentials are expected there under the same names.

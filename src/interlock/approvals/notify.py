@@ -26,7 +26,7 @@ from urllib.parse import quote
 import orjson
 
 from interlock.approvals import tickets
-from interlock.approvals.services import Broken, Outcome, Service
+from interlock.approvals.services import Broken, DeliveryOutcome, Service
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
 from interlock.net import addresses
@@ -187,7 +187,7 @@ class Courier:
         self._count(due.channel, outcome)
         await self._journal.commit(self._note(due, outcome, max(self._pause_ms(due.attempts), outcome.wait_ms)))
 
-    def _count(self, channel: str, outcome: Outcome) -> None:
+    def _count(self, channel: str, outcome: DeliveryOutcome) -> None:
         """Raise an alert when a channel has failed several times in a row or gives up; once until it succeeds."""
         if outcome.result == "sent":
             self._failures.pop(channel, None)
@@ -198,31 +198,33 @@ class Courier:
             self._alerted.add(channel)
             self._alert(channel, failures, outcome.error)
 
-    async def _attempt(self, due: DueRow) -> Outcome:
+    async def _attempt(self, due: DueRow) -> DeliveryOutcome:
         channel = self._channels.get(due.channel)
         if channel is None:
-            return Outcome("failed", f"E3004 there is no channel `{due.channel}` in the settings")
+            return DeliveryOutcome("failed", f"E3004 there is no channel `{due.channel}` in the settings")
         if due.channel in self._gone:
-            return Outcome("failed", "E3704 the receiver said it is gone; correct the channel and start again")
+            return DeliveryOutcome("failed", "E3704 the receiver said it is gone; correct the channel and start again")
         if channel.console:
-            return Outcome("sent")
+            return DeliveryOutcome("sent")
         try:
             outcome = await (self._post(channel, due) if channel.webhook is not None else self._send(channel, due))
         except TimeoutError:
-            return Outcome("retry", "E3704 no answer in time")
+            return DeliveryOutcome("retry", "E3704 no answer in time")
         except Failure as failure:
             if failure.code == "E3406":  # its message names the host, which may be secret
-                return Outcome("failed", "E3406 the channel leads to an address that is not public; see allow_private")
+                return DeliveryOutcome(
+                    "failed", "E3406 the channel leads to an address that is not public; see allow_private"
+                )
             # A missing secret or a mistyped address: an operator may correct it while retries go on.
-            return Outcome("retry", f"{failure.code} {failure.message}")
+            return DeliveryOutcome("retry", f"{failure.code} {failure.message}")
         except Exception as error:  # noqa: BLE001 - a channel's edge; the message and trace may hold the address
             _log.error("channel %s broke: %s", channel.name, type(error).__name__)
-            return Outcome("retry", f"E3000 the channel broke: {type(error).__name__}")
+            return DeliveryOutcome("retry", f"E3000 the channel broke: {type(error).__name__}")
         if outcome.gone:
             self._gone.add(channel.name)
         return outcome
 
-    async def _post(self, channel: Channel, due: DueRow) -> Outcome:
+    async def _post(self, channel: Channel, due: DueRow) -> DeliveryOutcome:
         assert channel.webhook is not None
         # The signed text of a webhook is separated by full stops, so an id must not contain any.
         message_id = due.id.replace(".", "_")
@@ -242,7 +244,7 @@ class Courier:
                 allow_private=channel.allow_private,
             )
 
-    async def _send(self, channel: Channel, due: DueRow) -> Outcome:
+    async def _send(self, channel: Channel, due: DueRow) -> DeliveryOutcome:
         from interlock.call.channels import SECRET  # models, loaded where there is a channel
 
         assert channel.url is not None
@@ -252,10 +254,12 @@ class Courier:
                 url = url.replace(SECRET, quote((await self._secrets_of(channel))[0], safe=""))
         try:
             if await self._services[channel.name].send(url, *_in_words(await self._message(due), due.step)):
-                return Outcome("sent")
+                return DeliveryOutcome("sent")
         except Broken:
-            return Outcome("retry", "E3704 the process that sends for the channel broke off; its memory is limited")
-        return Outcome("retry", "E3704 the service did not take the message")
+            return DeliveryOutcome(
+                "retry", "E3704 the process that sends for the channel broke off; its memory is limited"
+            )
+        return DeliveryOutcome("retry", "E3704 the service did not take the message")
 
     async def _message(self, due: DueRow) -> Json:
         """Build the message. A row of an older version contains it; otherwise it is made from the ticket."""
@@ -285,7 +289,7 @@ class Courier:
         bound = min(_FIRST_PAUSE_MS * _GROWTH ** (attempts - 1), _LONGEST_PAUSE_MS)
         return int.from_bytes(self._clock.random_bytes(4), "big") * bound >> 32
 
-    def _note(self, due: DueRow, outcome: Outcome, pause_ms: int) -> Unit[None]:
+    def _note(self, due: DueRow, outcome: DeliveryOutcome, pause_ms: int) -> Unit[None]:
         def unit(transaction: Transaction) -> None:
             if notifications.owner(transaction, due.id) != self._owner:
                 return  # taken over by another process, which records the outcome

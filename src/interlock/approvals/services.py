@@ -38,7 +38,7 @@ _NO_HOME = "/nonexistent"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DeliveryOutcome:
     """The outcome of one attempt. `gone`: the receiver wants no more messages; `wait_ms`: the pause it requests."""
 
     result: Literal["sent", "retry", "failed"]

@@ -20,11 +20,11 @@ import hmac
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from interlock.approvals.services import Outcome
+from interlock.approvals.services import DeliveryOutcome
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.net import addresses
-from interlock.net.outgoing import Answer, Outgoing, Trouble, Unanswered
+from interlock.net.outgoing import HttpAnswer, Outgoing, Trouble, Unanswered
 
 if TYPE_CHECKING:
     import ssl
@@ -97,7 +97,7 @@ class Webhooks:
 
     async def send(
         self, url: str, body: bytes, secrets: Sequence[str], message_id: str, *, allow_private: bool = False
-    ) -> Outcome:
+    ) -> DeliveryOutcome:
         """Send once. Raises E3406 if the receiver's address is not allowed; everything else is an outcome."""
         headers = sign(secrets, message_id, self._clock.now_ms() // 1000, body)
         headers["content-type"] = "application/json"
@@ -106,19 +106,19 @@ class Webhooks:
                 "POST", url, headers=headers, body=body, most=0, timeout_s=TIMEOUT_S
             )
         except Unanswered as silence:
-            return Outcome("retry", _TROUBLES[silence.why])
+            return DeliveryOutcome("retry", _TROUBLES[silence.why])
         return self._outcome(answer)
 
-    def _outcome(self, answer: Answer) -> Outcome:
+    def _outcome(self, answer: HttpAnswer) -> DeliveryOutcome:
         status = answer.status
         if 200 <= status < 300:
-            return Outcome("sent")
+            return DeliveryOutcome("sent")
         error = f"E3704 the receiver answered {status}"
         if status == 429 or status >= 500:
-            return Outcome("retry", error, wait_ms=self._pause_ms(answer.headers.get("retry-after", "")))
+            return DeliveryOutcome("retry", error, wait_ms=self._pause_ms(answer.headers.get("retry-after", "")))
         if 300 <= status < 400:
             error += "; redirects are not followed, use the address it redirects to"
-        return Outcome("failed", error, gone=status == 410)
+        return DeliveryOutcome("failed", error, gone=status == 410)
 
     def _pause_ms(self, given: str) -> int:
         """Read the pause that the receiver requests: seconds or a date."""

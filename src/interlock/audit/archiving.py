@@ -29,7 +29,7 @@ from interlock.store.sealing import ARCHIVED_UNDER, is_sealed, key_id_of
 from interlock.store.signing import Signer
 
 if TYPE_CHECKING:
-    from interlock.audit.chain import Verdict
+    from interlock.audit.chain import ChainVerdict
     from interlock.store.home import Home
     from interlock.store.port import Reader, Store, Transaction
 
@@ -58,7 +58,7 @@ def archive_records(home: Home, address: str, last: tuple[int, bytes], *, now_ms
         return asyncio.run(store(Path(place)))
 
 
-def verify_records(path: Path, public_key: bytes | None = None) -> Verdict:
+def verify_records(path: Path, public_key: bytes | None = None) -> ChainVerdict:
     """Verify archived records by the key they name, or a given one."""
     with path.open("rb") as file:
         return verify_export(file, public_key=public_key)

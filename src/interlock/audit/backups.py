@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.audit.archive import archive_at, is_archive
-from interlock.audit.chain import Verdict, verify
+from interlock.audit.chain import ChainVerdict, verify
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.record import NamedTuple
@@ -52,7 +52,7 @@ class Backup(NamedTuple):
 
 def copy_verified(
     source: Home, target: Path, pages: Progress | None = None, records: Callable[[int], None] | None = None
-) -> tuple[Copy, Verdict]:
+) -> tuple[Copy, ChainVerdict]:
     """Copy a data directory. A copy that does not verify is removed again, and refused (E3804).
 
     `pages` and `records` are told how far the copy and the verification are.
@@ -66,14 +66,14 @@ def copy_verified(
     return copy, verdict
 
 
-def _first_fault(verdict: Verdict) -> str:
+def _first_fault(verdict: ChainVerdict) -> str:
     fault = verdict.faults[0]
     return f"at record {fault.seq}, {fault.what}" if fault.seq else fault.what
 
 
 def copy_store(
     source: Home, target: Home, rows: Progress | None = None, records: Callable[[int], None] | None = None
-) -> tuple[Contents, Verdict]:
+) -> tuple[Contents, ChainVerdict]:
     """Copy a store into an empty database, compare both and verify the copy, which cannot be opened before that.
 
     Refuses (E3804) where processes use the store, before or meanwhile.
@@ -108,7 +108,7 @@ def restore_store(
     target: Home,
     rows: Progress | None = None,
     records: Callable[[int], None] | None = None,
-) -> tuple[Copy, Verdict]:
+) -> tuple[Copy, ChainVerdict]:
     """Restore a backup to a data directory whose store is on a server: the files there, the rows in the database.
 
     Both must be empty (E3411). The store can be opened when the files are in place and everything has verified.
@@ -169,7 +169,7 @@ def make(
     records: Callable[[int], None] | None = None,
     *,
     credential: str = "",
-) -> tuple[str, Copy, Verdict]:
+) -> tuple[str, Copy, ChainVerdict]:
     """Make a scheduled backup and remove those past their term. Returns where it is. Blocks: run it in a thread.
 
     `credential` is that of an object store; without it, that of the environment.
@@ -194,7 +194,7 @@ def make_archived(
     records: Callable[[int], None] | None = None,
     *,
     credential: str = "",
-) -> tuple[str, Copy, Verdict]:
+) -> tuple[str, Copy, ChainVerdict]:
     """Copy a data directory to a temporary directory, verify it, and write it to an archive; its address there."""
 
     async def store(source: Path) -> str:
@@ -268,7 +268,7 @@ class Drill(NamedTuple):
     """The findings of a backup drill."""
 
     copy: Copy
-    verdict: Verdict
+    verdict: ChainVerdict
     # The number of rows of each table. Backup and restored copy have the same rows.
     rows: dict[str, int]
 

@@ -13,7 +13,7 @@ says so, and the verdict repeats it.
 The file is opened for reading only and read in one transaction, so a copy works, and so does the file of a running
 program. No stored value is trusted: a row may hold any type, any bytes, any number.
 
-Limit: records younger than the newest anchor are chained but not signed yet. `Verdict.anchored_through` says where that
+Limit: records after the newest anchor are chained but not signed yet. `ChainVerdict.anchored_through` says where that
 begins; a journal that was closed properly is anchored to its end.
 """
 
@@ -62,7 +62,7 @@ class ChainFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ChainVerdict:
     """The result of the verification."""
 
     intact: bool
@@ -99,7 +99,7 @@ def verify(
     known_head: tuple[int, bytes] | None = None,
     database_only: bool = False,
     progress: Callable[[int], None] | None = None,
-) -> Verdict:
+) -> ChainVerdict:
     """Verify the chain of a home, and report where it is broken.
 
     E3804 if there is no readable database of ours, E3803 if a full disk keeps it from being read.
@@ -166,12 +166,12 @@ class Examination:
     newest: SignedHead | None = None
     anchors_file: bool = True
 
-    def verdict(self, seconds: float) -> Verdict:
+    def verdict(self, seconds: float) -> ChainVerdict:
         parts = (self.in_segments, self.in_records, self.in_anchors)
         faults = sorted((fault for part in parts for fault in part.faults), key=lambda fault: fault.seq)
         faults = [*faults, *self.in_general.faults][:MAX_FAULTS]
         newest = self.newest
-        return Verdict(
+        return ChainVerdict(
             intact=not faults,
             records=self.records,
             purged_through=self.purged_through,

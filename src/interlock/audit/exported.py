@@ -30,7 +30,7 @@ from interlock.store import ledger
 from interlock.store.signing import Signer
 
 if TYPE_CHECKING:
-    from interlock.audit.chain import Verdict
+    from interlock.audit.chain import ChainVerdict
     from interlock.store.home import Home
     from interlock.store.port import Reader
 
@@ -116,7 +116,7 @@ def verify_export(
     public_key: bytes | None = None,
     known_head: tuple[int, bytes] | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Verdict:
+) -> ChainVerdict:
     """Verify the chain of an export and report where it is broken; without `public_key`, by the key that it names."""
     began = time.monotonic()
     check = _Check(public_key, known_head)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import orjson
 
-from interlock.authority.cedar import Answer, Rule
+from interlock.authority.cedar import Rule, RulesAnswer
 from interlock.authority.normalize import ancestors
 from interlock.data.schema import Json
 from interlock.data.subschemas import PATH
@@ -27,7 +27,9 @@ def reads_paths(rule: Rule) -> bool:
     return any(not read or read[0] in _SETS for read in rule.reads) or any(_by_path(rule))
 
 
-def blocked_path(rules: Sequence[Rule], answer: Answer, context: bytes, paths: Collection[str], holds: Holds) -> str:
+def blocked_path(
+    rules: Sequence[Rule], answer: RulesAnswer, context: bytes, paths: Collection[str], holds: Holds
+) -> str:
     """Return the path that a rule forbids or asks about, or that no rule on paths allows; "" if there is none.
 
     `paths` are those of the call, each with its ancestors. A path is tried by evaluating a call with that path alone.

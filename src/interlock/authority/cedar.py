@@ -120,7 +120,7 @@ def tool_uids(address: str) -> tuple[Uid, ...]:
     return ("Action", address), ("Action", INVOKE), ("Tool", address), ("Namespace", address.partition(".")[0])
 
 
-class Answer(NamedTuple):
+class RulesAnswer(NamedTuple):
     """The answer of the rules: the outcome, the rules that decided, and evaluation errors."""
 
     behavior: Behavior
@@ -163,7 +163,7 @@ class Slice:
             found |= rule.mentions
         return found
 
-    def ask(self, entities: Entities, request: Json, context: bytes) -> Answer:
+    def ask(self, entities: Entities, request: Json, context: bytes) -> RulesAnswer:
         """The outcome for a request. `context` is JSON without `approved`."""
         first = self._evaluate(entities, request, context, approved=False)
         if first.errors or first.behavior == "allow":
@@ -172,9 +172,9 @@ class Slice:
         if second.errors or second.behavior == "deny":
             return second if second.errors or second.rules else first
         # The rules that approval lifted; if nothing forbade, those that it added.
-        return Answer("ask", first.rules or second.rules)
+        return RulesAnswer("ask", first.rules or second.rules)
 
-    def _evaluate(self, entities: Entities, request: Json, context: bytes, *, approved: bool) -> Answer:
+    def _evaluate(self, entities: Entities, request: Json, context: bytes, *, approved: bool) -> RulesAnswer:
         import cedarpy
 
         comma = "" if context == b"{}" else ","
@@ -184,7 +184,7 @@ class Slice:
         keys: Sequence[str] = sorted(result.diagnostics.reasons, key=_position)
         errors = tuple(sorted(_NAMED.sub(self._name, error) for error in result.diagnostics.errors))
         names = tuple(self._names[key] for key in keys)
-        return Answer("allow" if result.allowed and not errors else "deny", names, errors)
+        return RulesAnswer("allow" if result.allowed and not errors else "deny", names, errors)
 
     def silent(self, entities: Entities, request: Json) -> frozenset[str]:
         """Return the rules that read nothing of a call and do not hold for this caller and tool, so they never will."""

@@ -81,7 +81,7 @@ def subjects_of(caller: Caller) -> frozenset[str]:
     return frozenset({caller.id, caller.acting, *(link.subject for link in chain)})
 
 
-class Slot:
+class DecisionSlot:
     """The cached decisions of one caller and one tool."""
 
     __slots__ = ("decisions", "subjects", "what")
@@ -100,12 +100,12 @@ class Memory:
         self._count = 0
         # Incremented when decisions are dropped; an answer that was requested before that is not cached.
         self.epoch = 0
-        self._by_object: dict[tuple[Caller, str], Slot] = {}
-        self._by_facts: dict[tuple[Any, ...], Slot] = {}
+        self._by_object: dict[tuple[Caller, str], DecisionSlot] = {}
+        self._by_facts: dict[tuple[Any, ...], DecisionSlot] = {}
         # Decisions that hold for every call of a caller and a tool, with their end.
         self.for_every_call: dict[tuple[Caller, str], tuple[Decision, float]] = {}
 
-    def slot(self, question: Question) -> Slot | None:
+    def slot(self, question: Question) -> DecisionSlot | None:
         """Return the slot of a caller and a tool, if there is one."""
         known = (question.caller, question.digest)
         slot = self._by_object.get(known)
@@ -116,16 +116,16 @@ class Memory:
                 self._by_object[known] = slot
         return slot
 
-    def open(self, question: Question, what: Any) -> Slot:
+    def open(self, question: Question, what: Any) -> DecisionSlot:
         """Make a slot; `what` is anything worth storing beside the decisions."""
         self._tidy()
         caller = question.caller
-        slot = Slot(subjects_of(caller), what)
+        slot = DecisionSlot(subjects_of(caller), what)
         self._by_object[(caller, question.digest)] = slot
         self._by_facts[(*caller_facts(caller), question.digest)] = slot
         return slot
 
-    def get(self, slot: Slot, key: bytes, now_ms: int, every_call: Question | None = None) -> Decision | None:
+    def get(self, slot: DecisionSlot, key: bytes, now_ms: int, every_call: Question | None = None) -> Decision | None:
         """Return the cached decision, as passed to `put`; `every_call` states that it holds for every call."""
         cached = slot.decisions.get(_short(key))
         if cached is None:
@@ -140,7 +140,7 @@ class Memory:
             self.for_every_call[(every_call.caller, every_call.digest)] = cached
         return decision
 
-    def put(self, slot: Slot, key: bytes, decision: Decision, every_call: Question | None = None) -> None:
+    def put(self, slot: DecisionSlot, key: bytes, decision: Decision, every_call: Question | None = None) -> None:
         """Cache a decision; with `every_call`, for every call of the question's caller and tool."""
         self._tidy()
         self._count += 1

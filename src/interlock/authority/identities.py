@@ -160,14 +160,14 @@ def _note(transaction: Transaction, act: str, identity: Identity, by: str) -> No
     transaction.append("authority", identity.did, body)
 
 
-def _row(identity: Identity) -> table.Row:
+def _row(identity: Identity) -> table.StoredIdentity:
     groups = orjson.dumps(sorted(identity.groups)).decode()
-    return table.Row(
+    return table.StoredIdentity(
         identity.did, identity.kind, identity.name, identity.tenant, identity.trust, groups, identity.state
     )
 
 
-def identity_of(row: table.Row) -> Identity:
+def identity_of(row: table.StoredIdentity) -> Identity:
     did, kind, name, tenant, trust, groups, state = row
     return Identity(
         did=did, kind=kind, name=name, tenant=tenant, trust=trust, groups=frozenset(orjson.loads(groups)), state=state

@@ -10,7 +10,7 @@ import orjson
 
 from interlock.authority.approval_gate import reach, widest
 from interlock.authority.blocked import blocked_path, reads_paths
-from interlock.authority.cedar import INVOKE, Answer, Rule, Rules, Slice, Uid
+from interlock.authority.cedar import INVOKE, Rule, Rules, RulesAnswer, Slice, Uid
 from interlock.authority.decisions import Question
 from interlock.authority.facts import ALL, SETS, as_written, facts
 from interlock.core.errors import Failure
@@ -152,7 +152,7 @@ _CONTEXT: Mapping[str, Callable[[Question], Any]] = {
 }
 
 
-def refused_path(question: Question, prepared: CedarQuestion, answer: Answer, context: bytes) -> str:
+def refused_path(question: Question, prepared: CedarQuestion, answer: RulesAnswer, context: bytes) -> str:
     """Return the path because of which the rules refuse a call, or ask about it."""
     if not any(map(reads_paths, prepared.rules.rules)):
         return ""

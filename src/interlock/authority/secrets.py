@@ -291,7 +291,7 @@ class Secrets:
             raise Failure("E3601", f"the store of credentials cannot be read: {failure.message}") from None
         if not pool:
             raise Failure("E3602", f"there is no credential `{name}`; store it with `interlock secrets set {name}`")
-        choice = [Slot(one.slot, one.expires_ms, one.resting_until_ms) for one in pool]
+        choice = [PoolSlot(one.slot, one.expires_ms, one.resting_until_ms) for one in pool]
         slot = first_ready(name, choice, self._clock.now_ms())
         _, sealed, created_ms, expires_ms, _ = next(one for one in pool if one.slot == slot)
         try:
@@ -373,7 +373,7 @@ class Secrets:
         return await self._journal.commit(unit)
 
 
-class Slot(NamedTuple):
+class PoolSlot(NamedTuple):
     """One slot of a pool, with what matters for the choice."""
 
     slot: str
@@ -381,7 +381,7 @@ class Slot(NamedTuple):
     resting_until_ms: int
 
 
-def first_ready(name: str, pool: Sequence[Slot], now_ms: int) -> str:
+def first_ready(name: str, pool: Sequence[PoolSlot], now_ms: int) -> str:
     """Return the first usable slot; E3603 if all have expired, E3504 if the others all rest."""
     live = [one for one in pool if one.expires_ms is None or one.expires_ms > now_ms]
     if not live:

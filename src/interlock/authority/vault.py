@@ -28,14 +28,14 @@ from urllib.parse import quote, urlsplit
 
 import orjson
 
-from interlock.authority.secrets import LONGEST_REST_MS, Credential, Slot, check_name, first_ready
+from interlock.authority.secrets import LONGEST_REST_MS, Credential, PoolSlot, check_name, first_ready
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.threads import DISK, WALKS
 from interlock.data.bounds import LARGE_INPUT, TooManyValues, parse
 from interlock.data.schema import Json
-from interlock.net.outgoing import Answer, Outgoing, Trouble, Unanswered
+from interlock.net.outgoing import HttpAnswer, Outgoing, Trouble, Unanswered
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ class Vault:
         if not fields:
             raise Failure("E3602", f"the vault's secret `{name}` has no field `value`")
         pool = [
-            Slot(slot, expires_ms, self._resting.get((name, slot), 0))
+            PoolSlot(slot, expires_ms, self._resting.get((name, slot), 0))
             for slot in sorted(fields, key=lambda slot: (slot != "main", slot))
         ]
         slot = first_ready(name, pool, self._clock.now_ms())
@@ -256,7 +256,7 @@ _TROUBLES: Mapping[Trouble, str] = {
 }
 
 
-async def _document(name: str, answer: Answer) -> Json:
+async def _document(name: str, answer: HttpAnswer) -> Json:
     if not 200 <= answer.status < 300:
         raise _meaning(name, answer)
     if not answer.body:
@@ -269,7 +269,7 @@ async def _document(name: str, answer: Answer) -> Json:
     return cast("Json", document) if isinstance(document, dict) else _strange()
 
 
-def _meaning(name: str, answer: Answer) -> Failure:
+def _meaning(name: str, answer: HttpAnswer) -> Failure:
     """Convert a refusal to a failure."""
     status = answer.status
     if status == 404:

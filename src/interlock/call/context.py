@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CallerKind = Literal["human", "agent", "service"]
 
 
-class Surface(Protocol):
+class ModelSurface(Protocol):
     """The tools that a model has in its context. If it `defers`, there are others, which have to be loaded."""
 
     @property
@@ -67,7 +67,7 @@ class Caller:
     capability: Capability | None = None
     passed_on: bool = False
     drafts: object = None
-    surface: Surface | None = field(default=None, compare=False)
+    surface: ModelSurface | None = field(default=None, compare=False)
 
     @property
     def acting(self) -> str:

@@ -188,7 +188,7 @@ class More:
         self.uses: list[Callable[[Any], None]] | None = None
         self.used = False
         # Its locks, the credentials lent to it, and a meter.
-        self.held: Held | None = None
+        self.held: HeldResources | None = None
         self.lease: Lease | None = None
         self.meter: Meter | None = None
         # While it runs: the fields that its intent shares with its other records, its idempotency key as the store has
@@ -311,7 +311,7 @@ class Traced(Protocol):
     def state(self) -> str: ...
 
 
-class Held(Protocol):
+class HeldResources(Protocol):
     """Resources that a call holds exclusively until it releases them."""
 
     def release(self) -> None: ...

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Admission, Interlock
     from interlock.cli.render import Page
     from interlock.contract.declare import Tool
-    from interlock.contract.refusals import Refusal
+    from interlock.contract.refusals import DeclarationRefusal
     from interlock.core.errors import Failure
     from interlock.trials import Trial
 
@@ -91,7 +91,7 @@ def _offer_document(admission: Admission) -> Json:
     }
 
 
-def _undeclared(refusal: Refusal) -> Json:
+def _undeclared(refusal: DeclarationRefusal) -> Json:
     return {**_refusal(refusal.name, refusal.failure()), "file": refusal.file, "line": refusal.line}
 
 
@@ -159,7 +159,7 @@ async def test(app: Interlock, out: Output, /, target: str, live: bool) -> int:
     interlock tools test demo.post
     """
     from interlock.core.errors import Failure
-    from interlock.trials import Outcome, Trial
+    from interlock.trials import CaseOutcome, Trial
 
     trials: list[Trial] = []
     with out.working("looking for tools …"):
@@ -169,7 +169,7 @@ async def test(app: Interlock, out: Output, /, target: str, live: bool) -> int:
             try:
                 trials.append(await app.try_out(tool, live=live))
             except Failure as failure:
-                trials.append(Trial(_ref(tool), "none", (Outcome("declaration", False, failure.in_full),)))
+                trials.append(Trial(_ref(tool), "none", (CaseOutcome("declaration", False, failure.in_full),)))
 
     passed = all(trial.passed for trial in trials)
     document = {"passed": passed, "live": live, "tools": [_trial_document(trial) for trial in trials]}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from interlock.api.audit import Audit
     from interlock.api.interlock import Interlock
-    from interlock.audit.chain import Verdict
+    from interlock.audit.chain import ChainVerdict
     from interlock.cli.history import History
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
@@ -133,7 +133,7 @@ def verify(
     return 0 if verdict.intact else 1
 
 
-def _show_verdict(page: Page, verdict: Verdict, of: str) -> None:
+def _show_verdict(page: Page, verdict: ChainVerdict, of: str) -> None:
     from interlock.cli.render import BAD, GOOD, Text, clock_time
     from interlock.core.clock import iso
 

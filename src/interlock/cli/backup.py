@@ -14,7 +14,7 @@ from interlock.cli.command import Output, refuse_token, without_home
 
 if TYPE_CHECKING:
     from interlock.audit.archive import Tier
-    from interlock.audit.chain import Verdict
+    from interlock.audit.chain import ChainVerdict
     from interlock.cli.render import Page
     from interlock.settings import Settings
     from interlock.store.backup import Copy
@@ -237,11 +237,11 @@ def _open_calls(home: Home) -> tuple[int, int]:
     return open_calls(home)
 
 
-def _document(copy: Copy, verdict: Verdict) -> dict[str, Any]:
+def _document(copy: Copy, verdict: ChainVerdict) -> dict[str, Any]:
     return {"files": copy.files, "bytes": copy.size, "verdict": verdict.document()}
 
 
-def _show(page: Page, copy: Copy, verdict: Verdict, what: str) -> None:
+def _show(page: Page, copy: Copy, verdict: ChainVerdict, what: str) -> None:
     from interlock.cli.render import GOOD, Text
 
     text = f" {verdict.records:,} records, {copy.files:,} files, {copy.size / 2**20:,.1f} MiB {what} · "

@@ -28,7 +28,7 @@ _DOORS = {"cli": "the command line", "library": "a Python program", "dev": "a se
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HistoryEntry:
     """One record and its place in the chain."""
 
     seq: int
@@ -52,7 +52,7 @@ class History:
     """Every record of one call, in order."""
 
     call: str
-    entries: tuple[Entry, ...]
+    entries: tuple[HistoryEntry, ...]
     # What reviewers were shown, by ticket.
     previews: Mapping[str, Json]
     # What they were shown of the input as they changed it.
@@ -217,13 +217,13 @@ async def history_at(server: Server, call_id: str, *, with_previews: bool = Fals
     )
 
 
-async def _records(server: Server, about: str) -> list[Entry]:
+async def _records(server: Server, about: str) -> list[HistoryEntry]:
     """Every record of a call or a ticket."""
-    found: list[Entry] = []
+    found: list[HistoryEntry] = []
     after: int | None = 0
     while after is not None:
         told = await server.get("/v1/audit/records", call=about, after=after)
-        found += [Entry(one["seq"], one["hash"], one["record"]) for one in told["records"]]
+        found += [HistoryEntry(one["seq"], one["hash"], one["record"]) for one in told["records"]]
         after = told["after"]
     return found
 
@@ -246,12 +246,12 @@ async def _seen(server: Server, ids: Iterable[str]) -> list[Ticket]:
 # All records
 
 
-def tickets_in(entries: Iterable[Entry]) -> set[str]:
+def tickets_in(entries: Iterable[HistoryEntry]) -> set[str]:
     """The tickets that records of a call name."""
     return {str(entry.record["approvalTicketId"]) for entry in entries if entry.record.get("approvalTicketId")}
 
 
-def in_order(call: str, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+def in_order(call: str, entries: Iterable[HistoryEntry]) -> tuple[HistoryEntry, ...]:
     """The records of a call and of its tickets in order, without what other calls used of the tickets."""
     return tuple(sorted((one for one in entries if _about(one, call)), key=lambda entry: entry.seq))
 
@@ -269,11 +269,11 @@ def too_short(name: str) -> Failure:
     )
 
 
-def _entries(rows: Iterable[ledger.Placed]) -> list[Entry]:
-    return [Entry(seq, digest.hex(), orjson.loads(body)) for seq, digest, body in rows]
+def _entries(rows: Iterable[ledger.Placed]) -> list[HistoryEntry]:
+    return [HistoryEntry(seq, digest.hex(), orjson.loads(body)) for seq, digest, body in rows]
 
 
-def _about(entry: Entry, call: str) -> bool:
+def _about(entry: HistoryEntry, call: str) -> bool:
     """Whether a record of an approval belongs to this call's story: not what other calls used of it."""
     return entry.record.get("used_by", call) == call
 

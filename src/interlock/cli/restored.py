@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from interlock.approvals.standing import Standing
 from interlock.approvals.ticket import Shown, Step, Ticket
-from interlock.audit.chain import ChainFault, Verdict
+from interlock.audit.chain import ChainFault, ChainVerdict
 from interlock.call.artifacts import recalled
 from interlock.call.results import INLINE, Persistence, Result
 from interlock.cli.remote import failure_of
@@ -143,10 +143,10 @@ def standing_of(document: Json) -> Standing:
     )
 
 
-def verdict_of(document: Json) -> Verdict:
+def verdict_of(document: Json) -> ChainVerdict:
     """The verdict on a journal that a document tells."""
     head, last = document["head"], document["last_anchor_at"]
-    return Verdict(
+    return ChainVerdict(
         intact=document["intact"],
         records=document["records"],
         purged_through=document["purged_through"],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from interlock.authority.secrets import StoredCredential
     from interlock.cli.render import Page
     from interlock.store.port import Reader
-    from interlock.store.secrets import Entry
+    from interlock.store.secrets import CredentialEntry
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -108,7 +108,7 @@ async def list_(app: Interlock, out: Output, /) -> int:
     return _answer_list(out, await app.secrets.names(), app.clock.now_ms())
 
 
-def _answer_list(out: Output, stored: Sequence[StoredCredential | Entry], now_ms: int) -> int:
+def _answer_list(out: Output, stored: Sequence[StoredCredential | CredentialEntry], now_ms: int) -> int:
     def show(page: Page) -> None:
         if not stored:
             page.line("no credentials yet; store one with interlock secrets set NAME")
@@ -120,7 +120,7 @@ def _answer_list(out: Output, stored: Sequence[StoredCredential | Entry], now_ms
     return 0
 
 
-def _document(one: StoredCredential | Entry, now_ms: int) -> dict[str, str | None]:
+def _document(one: StoredCredential | CredentialEntry, now_ms: int) -> dict[str, str | None]:
     from interlock.core.clock import iso
 
     return {
@@ -132,7 +132,7 @@ def _document(one: StoredCredential | Entry, now_ms: int) -> dict[str, str | Non
     }
 
 
-def _outlook(one: StoredCredential | Entry, now_ms: int) -> str:
+def _outlook(one: StoredCredential | CredentialEntry, now_ms: int) -> str:
     if one.expires_ms is not None and one.expires_ms <= now_ms:
         return "has expired"
     words = "never" if one.expires_ms is None else f"in {_words(one.expires_ms - now_ms)}"

@@ -37,7 +37,7 @@ from interlock.contract.manifest import (
     parse_manifest,
 )
 from interlock.contract.pinned_source import LOADED, Pinned, pin
-from interlock.contract.refusals import Refusal, collected
+from interlock.contract.refusals import DeclarationRefusal, collected
 from interlock.contract.timeouts import TimeoutClass
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
@@ -204,7 +204,7 @@ class Tool(Generic[P, R_co]):
         except (NameError, AttributeError, TypeError, SyntaxError) as error:
             words = f"a type hint of the compensate handler of {self!r} cannot be read where it is declared: {error}"
             words = f"{words}; import the type before the handler, outside `if TYPE_CHECKING`"
-            if not collected(Refusal.of(self.function, [Fault("/compensate", words)], self)):
+            if not collected(DeclarationRefusal.of(self.function, [Fault("/compensate", words)], self)):
                 raise Failure("E3105", words) from None
             return
         self._undo_context = any(map(is_context, hints.values()))
@@ -385,7 +385,7 @@ def _refused(function: Any, faults: list[Fault]) -> Tool[..., Any]:
     """
     name = getattr(function, "__name__", None) or repr(function)
     stand_in: Tool[..., Any] = Tool(function, {"namespace": "", "tool_id": name, "version": ""}, Annotations())
-    if collected(Refusal.of(function, faults, stand_in)):
+    if collected(DeclarationRefusal.of(function, faults, stand_in)):
         return stand_in
     code = getattr(function, "__code__", None)
     where = "" if code is None else f" (line {code.co_firstlineno})"

@@ -88,13 +88,13 @@ else:
                 raise Failure("E3105", f"{cls.__name__}(…) was refused: {words}", details=details) from None
 
 
-class Part(BaseModel, metaclass=_Kind):
+class ManifestPart(BaseModel, metaclass=_Kind):
     """A piece of a manifest: closed, immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants", defer_build=True)
 
 
-class RetryPolicy(Part):
+class RetryPolicy(ManifestPart):
     max_attempts: int = Field(3, ge=1, le=10)
     backoff_multiplier: float = Field(2.0, ge=1.0, le=10.0)
     backoff_max_seconds: int = Field(60, ge=1, le=300)
@@ -108,7 +108,7 @@ class RetryPolicy(Part):
     jitter_factor: float = Field(0.2, ge=0.0, le=10.0)
 
 
-class CircuitBreakerConfig(Part):
+class CircuitBreakerConfig(ManifestPart):
     per: Literal["service", "tool"] = Field(
         "service", description="service: all tools of the service share a breaker; tool: this tool has its own"
     )
@@ -137,13 +137,13 @@ class BreakerRule(CircuitBreakerConfig):
         return config.model_copy(update=overrides)
 
 
-class CheckpointConfig(Part):
+class CheckpointConfig(ManifestPart):
     enabled: bool = False
     micro_interval_seconds: int = Field(30, ge=10, le=300)
     macro_events: tuple[str, ...] = Field((), strict=False)
 
 
-class ResourceLimits(Part):
+class ResourceLimits(ManifestPart):
     cpu: str = Field("1", pattern=r"^[0-9]{1,15}m?$")
     memory: str = Field("512Mi", pattern=r"^[0-9]{1,15}(Mi|Gi)$")
     ephemeral_storage: str = Field("1Gi", pattern=r"^[0-9]{1,15}(Mi|Gi)$")
@@ -165,19 +165,19 @@ def _bytes(text: str) -> int:
     return int(text[:-2]) * {"Mi": 2**20, "Gi": 2**30}[text[-2:]]
 
 
-class NetworkPolicy(Part):
+class NetworkPolicy(ManifestPart):
     allowed_domains: tuple[Annotated[str, AfterValidator(check_domain)], ...] = Field((), strict=False)
     allowed_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field((80, 443), strict=False)
     deny_all_egress: bool = False
 
 
-class Author(Part):
+class Author(ManifestPart):
     name: str | None = None
     email: Annotated[str, AfterValidator(check_email)] | None = None
     url: Uri | None = None
 
 
-class Effect(Part):
+class Effect(ManifestPart):
     """One change a write tool may make: a resource template over its input, what is done to it, and how far."""
 
     resource: str = Field(min_length=1, max_length=1000)
@@ -189,7 +189,7 @@ class Effect(Part):
         def __init__(self, resource: str, operation: Operation, scope: str = "resource") -> None: ...
 
 
-class Precondition(Part):
+class Precondition(ManifestPart):
     """A condition on a resource right before a call changes anything; both parts are templates over its input.
 
     The version is the one the caller saw, `*` where any will do, or empty where there must be none. A version that
@@ -207,7 +207,7 @@ class Precondition(Part):
 KeyFrom = Literal["caller", "request", "each"]
 
 
-class IdempotencyPart(Part):
+class IdempotencyPart(ManifestPart):
     """Keys come from the caller; the window defaults to max(2 x class maximum, the configured minimum).
 
     For a tool of an upstream, the operator may decide otherwise. `request`: the key is the client's own identity of the
@@ -219,20 +219,20 @@ class IdempotencyPart(Part):
     window_seconds: int | None = Field(None, ge=1, le=31_536_000)
 
 
-class ObservabilityPart(Part):
+class ObservabilityPart(ManifestPart):
     trace: bool = True
     metrics: bool = True
     audit: Literal[True] = True  # an unaudited tool does not exist
 
 
-class ApprovalStep(Part):
+class ApprovalStep(ManifestPart):
     """A group of approvers, and when it is notified after the ticket was opened; by default, by the fraction."""
 
     group: str = Field(min_length=1, max_length=255)
     after_seconds: int | None = Field(None, ge=0)
 
 
-class Approval(Part):
+class Approval(ManifestPart):
     """The approvers of a call, the steps of escalation, and the time after which no answer counts as a denial."""
 
     timeout_seconds: int = Field(86_400, ge=1, le=2_592_000)
@@ -249,7 +249,7 @@ class Approval(Part):
     )
 
 
-class Sandboxing(Part):
+class Sandboxing(ManifestPart):
     """That the tool runs isolated, and what it finds there.
 
     Tier 0 has neither files nor network, tier 1 reads what `reads` names (as /in/NAME), tier 2 also reaches the hosts
@@ -291,7 +291,7 @@ def _known_kind(name: Any) -> Any:
     raise PydanticCustomError("literal_error", "Input should be {known}", {"known": f"{', '.join(first)} or {last}"})
 
 
-class Execution(Part):
+class Execution(ManifestPart):
     """The way a tool is run: the kind of executor, what it is pointed at, and the digest of the admitted code.
 
     A program is written down word by word, and no shell reads the words. `{path}` in a word stands for the argument
@@ -430,7 +430,7 @@ def _text(value: Any) -> str:
 OWN_DESCRIPTION = "own_description"
 
 
-class Manifest(Part):
+class Manifest(ManifestPart):
     """A tool's declaration, checked field by field."""
 
     tool_id: ToolIdText

@@ -13,7 +13,7 @@ from interlock.data.schema import Fault
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class DeclarationRefusal:
     """A declaration that was refused: the name of its function, the place, and every fault in words.
 
     `stand_in` is the object that the module has instead of the tool. `pointers` say for each fault which option it is
@@ -28,7 +28,7 @@ class Refusal:
     pointers: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, function: Any, faults: Sequence[Fault], stand_in: object) -> Refusal:
+    def of(cls, function: Any, faults: Sequence[Fault], stand_in: object) -> DeclarationRefusal:
         file, line = place_of(function)
         name = getattr(function, "__name__", None) or repr(function)
         words, pointers = (tuple(getattr(fault, part) for fault in faults) for part in ("message", "pointer"))
@@ -49,13 +49,13 @@ def place_of(function: Any) -> tuple[str, int]:
     return ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
 
 
-_COLLECTED: ContextVar[list[Refusal] | None] = ContextVar("collected refusals", default=None)
+_COLLECTED: ContextVar[list[DeclarationRefusal] | None] = ContextVar("collected refusals", default=None)
 
 
 @contextlib.contextmanager
-def collecting() -> Generator[list[Refusal]]:
+def collecting() -> Generator[list[DeclarationRefusal]]:
     """Collect the refusals of declarations in this context, instead of raising the first one."""
-    found: list[Refusal] = []
+    found: list[DeclarationRefusal] = []
     token = _COLLECTED.set(found)
     try:
         yield found
@@ -63,7 +63,7 @@ def collecting() -> Generator[list[Refusal]]:
         _COLLECTED.reset(token)
 
 
-def collected(refusal: Refusal) -> bool:
+def collected(refusal: DeclarationRefusal) -> bool:
     """Keep a refusal if they are being collected. Otherwise its declaration raises it."""
     found = _COLLECTED.get()
     if found is not None:

@@ -15,7 +15,7 @@ from interlock.doors.door import ANY
 from interlock.doors.listening import Listening
 from interlock.http.asgi import MAX_BODY, App, Receive, Scope, Send, replay
 from interlock.http.connection_limits import MOST_PER_PEER
-from interlock.http.route import PerRequest, Prepared, Reply, Route, Stream, guarded, refused
+from interlock.http.route import PerRequest, Prepared, Reply, ResponseStream, Route, guarded, refused
 
 _WITH_BODY = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 
@@ -59,7 +59,7 @@ class Gate(Route):
             prepared = await (route or self._wide).prepare(head)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             return refused(error)
-        return Stream(guarded(prepared.app)) if isinstance(prepared, Stream) else prepared
+        return ResponseStream(guarded(prepared.app)) if isinstance(prepared, ResponseStream) else prepared
 
     def is_endless(self, head: Scope) -> bool:
         return self._endless(head)
@@ -106,13 +106,13 @@ class _CountedBody:
         self._app = app
         self._most_values = most_values
 
-    async def __call__(self, body: bytes, sent: PerRequest) -> Stream:
+    async def __call__(self, body: bytes, sent: PerRequest) -> ResponseStream:
         check_values(body, self._most_values)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await self._app(scope, replay(body, receive), send)
 
-        return Stream(guarded(app))
+        return ResponseStream(guarded(app))
 
     def refuse(self, error: Exception, sent: PerRequest) -> Reply:
         return refused(error)
@@ -123,7 +123,7 @@ async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.close", "code": 1003})
 
 
-_NO_HTTP = Stream(_refuse_websocket)
+_NO_HTTP = ResponseStream(_refuse_websocket)
 _HOST = expression(rb"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/@?#\s]{1,255})(:[0-9]{1,5})?").fullmatch
 
 

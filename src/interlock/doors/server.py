@@ -59,7 +59,7 @@ class Server:
         """Open the endpoints. Returns when they answer."""
         import uvicorn
 
-        from interlock.http.connection import MAX_CONNECTIONS, Connection
+        from interlock.http.connection import MAX_CONNECTIONS, ServerConnection
 
         _allow_files(3 * MAX_CONNECTIONS)
         collect_seldom()
@@ -71,7 +71,7 @@ class Server:
             self._gate(),
             host=listening.host,
             port=listening.port,
-            http=Connection,
+            http=ServerConnection,
             ws="none",
             lifespan="off",
             loop="none",

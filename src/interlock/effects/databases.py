@@ -293,7 +293,7 @@ class Cursor(Protocol):
     def fetchall(self) -> list[tuple[Any, ...]]: ...
 
 
-class Connection(Protocol):
+class DatabaseConnection(Protocol):
     """A connection in autocommit mode, as psycopg's is: `psycopg.connect(…, autocommit=True)`."""
 
     def execute(self, query: str, /) -> Cursor: ...
@@ -301,7 +301,7 @@ class Connection(Protocol):
     def close(self) -> None: ...
 
 
-def connect_postgres(address: str) -> Connection:
+def connect_postgres(address: str) -> DatabaseConnection:
     """Open a connection for watching, by a libpq address. No statement waits longer than five seconds for a lock."""
     import psycopg
 
@@ -309,7 +309,7 @@ def connect_postgres(address: str) -> Connection:
     connected = psycopg.connect(
         address, autocommit=True, connect_timeout=5, options=options, application_name="interlock"
     )
-    return cast("Connection", connected)
+    return cast("DatabaseConnection", connected)
 
 
 class PostgresWatcher:
@@ -318,10 +318,10 @@ class PostgresWatcher:
     ENGINE = "postgres"
 
     def __init__(
-        self, connect: Callable[[], Connection], *, resource: str, schemas: Sequence[str] = ("public",)
+        self, connect: Callable[[], DatabaseConnection], *, resource: str, schemas: Sequence[str] = ("public",)
     ) -> None:
         self._connect = connect
-        self._connection: Connection | None = None
+        self._connection: DatabaseConnection | None = None
         self._place = resource.rstrip("/")
         self._schemas = ", ".join(_literal(schema) for schema in schemas)
         self._last: Seen | None = None

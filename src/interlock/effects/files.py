@@ -44,7 +44,7 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlin
 Attributes = tuple[tuple[str, bytes], ...]
 
 
-class Entry(NamedTuple):
+class DirectoryEntry(NamedTuple):
     """One directory entry with its attributes."""
 
     kind: str
@@ -75,7 +75,7 @@ class Entry(NamedTuple):
 
 
 Place = tuple[str, ...]  # the name of a root and the path below it
-Snapshot = dict[Place, Entry]
+Snapshot = dict[Place, DirectoryEntry]
 
 
 class FileWatcher:
@@ -165,7 +165,9 @@ class FileWatcher:
                         if stat.S_ISDIR(status.st_mode):
                             folders.append((here, entry.path))
 
-    def _changes(self, before: Snapshot, differs: Callable[[Place, Entry, Entry, str], bool]) -> list[Change]:
+    def _changes(
+        self, before: Snapshot, differs: Callable[[Place, DirectoryEntry, DirectoryEntry, str], bool]
+    ) -> list[Change]:
         changes: list[Change] = []
         gone = dict(before)
         for place, path, status in self._walk():
@@ -200,7 +202,7 @@ class FileWatcher:
         # INVARIANT: a file whose content was not kept is never reported as restored.
         return self._changes(before, lambda place, then, now, path: place in touched and not _restored(then, now, path))
 
-    def _now(self) -> dict[Place, tuple[Entry, str]]:
+    def _now(self) -> dict[Place, tuple[DirectoryEntry, str]]:
         return {place: (_entry(path, status), path) for place, path, status in self._walk()}
 
     def _act(self, place: Place, act: Callable[[int | None, str], None]) -> None:
@@ -221,7 +223,7 @@ class FileWatcher:
 # Entries
 
 
-def _entry(path: str, status: os.stat_result) -> Entry:
+def _entry(path: str, status: os.stat_result) -> DirectoryEntry:
     kind = _KINDS.get(stat.S_IFMT(status.st_mode), "special")
     target = None
     if kind == "symlink":
@@ -229,7 +231,7 @@ def _entry(path: str, status: os.stat_result) -> Entry:
             target = os.readlink(path)
         except OSError:
             target = ""
-    return Entry(
+    return DirectoryEntry(
         kind,
         stat.S_IMODE(status.st_mode),
         status.st_uid,
@@ -252,7 +254,7 @@ def _attributes(path: str) -> Attributes:
         return ()  # removed, or on a file system without attributes
 
 
-def _differs(then: Entry, now: Entry, path: str) -> bool:
+def _differs(then: DirectoryEntry, now: DirectoryEntry, path: str) -> bool:
     if then.kind == now.kind == "directory":
         then_facts = (then.mode, then.uid, then.gid, then.inode, then.attributes)
         return then_facts != (now.mode, now.uid, now.gid, now.inode, now.attributes)
@@ -262,7 +264,7 @@ def _differs(then: Entry, now: Entry, path: str) -> bool:
     return then.digest is not None and _hash(path) != then.digest
 
 
-def _restored(then: Entry, now: Entry, path: str) -> bool:
+def _restored(then: DirectoryEntry, now: DirectoryEntry, path: str) -> bool:
     same = (then.kind, then.mode, then.uid, then.gid, then.target) == (now.kind, now.mode, now.uid, now.gid, now.target)
     same = same and (then.attributes is None or then.attributes == _attributes(path))
     if not same or then.kind != "file":
@@ -319,7 +321,7 @@ def _remove(folder: int | None, name: str) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def _put_back(folder: int | None, name: str, then: Entry, same_file: bool) -> None:
+def _put_back(folder: int | None, name: str, then: DirectoryEntry, same_file: bool) -> None:
     """Restore an entry. A file that still exists is written in place, so that its hard links stay."""
     if then.kind == "symlink":
         _unlink(folder, name)
@@ -338,7 +340,7 @@ def _put_back(folder: int | None, name: str, then: Entry, same_file: bool) -> No
         os.close(handle)
 
 
-def _set(path: str, then: Entry, now: os.stat_result) -> None:
+def _set(path: str, then: DirectoryEntry, now: os.stat_result) -> None:
     """Restore content, owner, mode and time of an open entry."""
     if _KINDS.get(stat.S_IFMT(now.st_mode)) != then.kind:
         return

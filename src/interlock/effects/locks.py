@@ -141,17 +141,17 @@ def _names(resources: Sequence[str]) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldLocks:
     """The locks of one call, from the moment they are queued until they are released."""
 
     locks: Locks | None
     call: str
-    above: Held | None
+    above: HeldLocks | None
     # The reaches, and whether the call changes what they stand for.
     reaches: dict[str, bool]
     # The number of calls it waits for, and the calls that wait for it.
     blockers: int = 0
-    behind: list[Held] = field(default_factory=list["Held"])
+    behind: list[HeldLocks] = field(default_factory=list["HeldLocks"])
     waiter: asyncio.Future[None] | None = None
     # Nobody in this process is before it; nobody at all is; it is over.
     granted: bool = False
@@ -164,7 +164,7 @@ class Held:
         """Whether it was made from within a call that holds locks."""
         return self.above is not None
 
-    def within(self, other: Held) -> bool:
+    def within(self, other: HeldLocks) -> bool:
         """Whether another call made this one, directly or through others."""
         above = self.above
         while above is not None and above is not other:
@@ -177,14 +177,14 @@ class Held:
             self.released = True
             self.locks.drop(self)
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> HeldLocks:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
 
-_NOTHING = Held(None, "", None, {})
+_NOTHING = HeldLocks(None, "", None, {})
 
 
 class Locks:
@@ -194,21 +194,21 @@ class Locks:
         self._monotonic = clock.monotonic
         self._loop = asyncio.get_running_loop()
         # Locks by reach: their tickets, and whether each writes; the reaches in order; those that end in a star.
-        self._table: dict[str, dict[Held, bool]] = {}
+        self._table: dict[str, dict[HeldLocks, bool]] = {}
         self._order: list[str] = []
         self._stems: set[str] = set()
-        self._tickets: dict[Held, None] = {}
-        self._calls: dict[str, Held] = {}
+        self._tickets: dict[HeldLocks, None] = {}
+        self._calls: dict[str, HeldLocks] = {}
         board = home.lock_board(instance)
         self._near = board.near
         self._sharing = (Sharing if board.near else RemoteSharing)(board, self._tickets)
 
     async def hold(
         self, call: str, requests: Sequence[LockRequest], deadline: float, parent: str | None = None
-    ) -> Held:
+    ) -> HeldLocks:
         """Take all locks of a call together, waiting until the deadline at most; E3410 if they cannot be had.
 
-        The caller releases the `Held` once nothing of the call runs any more.
+        The caller releases the `HeldLocks` once nothing of the call runs any more.
         """
         above = None if parent is None else self._calls.get(parent)
         if not requests and above is None:
@@ -218,7 +218,7 @@ class Locks:
             where, _ = _parse(resource)
             if mode == "write" or where not in reaches:
                 reaches[where] = mode == "write"
-        ticket = Held(self, call, above, reaches)
+        ticket = HeldLocks(self, call, above, reaches)
         self._queue(ticket, requests)
         sharing = self._sharing
         if ticket.granted and sharing.alone and (self._near or sharing.decides):
@@ -235,7 +235,7 @@ class Locks:
 
     # Within the process
 
-    def _queue(self, ticket: Held, requests: Sequence[LockRequest]) -> None:
+    def _queue(self, ticket: HeldLocks, requests: Sequence[LockRequest]) -> None:
         """Queue a ticket: behind all that conflict or, for a call within a call, ahead of those that only wait."""
         if self._table:
             above, conflicting = ticket.above, self._conflicting(ticket)
@@ -259,9 +259,9 @@ class Locks:
         self._sharing.uses += 1
         ticket.granted = ticket.blockers == 0
 
-    def _conflicting(self, ticket: Held) -> Iterable[Held]:
+    def _conflicting(self, ticket: HeldLocks) -> Iterable[HeldLocks]:
         """Return every ticket that conflicts with this one, except those of its own callers."""
-        tickets: dict[Held, None] = {}
+        tickets: dict[HeldLocks, None] = {}
         table, order = self._table, self._order
         for mine, write in ticket.reaches.items():
             # The locked reaches above this one, which are whole names or end in a star; then those at and below it.
@@ -278,7 +278,7 @@ class Locks:
                         tickets[other] = None
         return [other for other in tickets if not ticket.within(other)] if ticket.above is not None else tickets
 
-    async def _wait(self, ticket: Held, requests: Sequence[LockRequest], deadline: float) -> None:
+    async def _wait(self, ticket: HeldLocks, requests: Sequence[LockRequest], deadline: float) -> None:
         left_s = deadline - self._monotonic()
         if left_s <= 0:
             raise _taken(requests)
@@ -289,7 +289,7 @@ class Locks:
         except TimeoutError:
             raise _taken(requests) from None
 
-    def drop(self, ticket: Held) -> None:
+    def drop(self, ticket: HeldLocks) -> None:
         """Remove a ticket, whether it was held or only waited; called by the ticket itself."""
         for where in ticket.reaches:
             tickets = self._table[where]
@@ -312,7 +312,7 @@ class Locks:
 
     # Between processes
 
-    async def _share(self, ticket: Held, requests: Sequence[LockRequest], deadline: float) -> None:
+    async def _share(self, ticket: HeldLocks, requests: Sequence[LockRequest], deadline: float) -> None:
         """Wait until no other process is in the way either."""
         sharing, pause_s = self._sharing, ASK_AFTER_S
         while ticket.reaches and not sharing.decides:

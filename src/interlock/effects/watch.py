@@ -46,7 +46,7 @@ class Watcher(Protocol):
 
 
 @record
-class Verdict:
+class WatchVerdict:
     """The changes that watchers and session detected, and those of them that the tool had not declared."""
 
     finding: Finding
@@ -65,7 +65,7 @@ def judge(
     detected: Iterable[Change],
     session_changes: Iterable[Change] = (),
     unlisted: Iterable[Change] = (),
-) -> Verdict:
+) -> WatchVerdict:
     """Compare the changes of a call with what its tool declared: the same operations, on resources that it covers.
 
     `unlisted`: changes that no permission of it covers.
@@ -85,7 +85,7 @@ def judge(
             ]
         )
         finding = "UNDECLARED_EFFECT"
-    return Verdict(
+    return WatchVerdict(
         finding=finding if outside else "ok", changes=changes, session_changes=session_changes, outside=outside
     )
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from interlock.contract.manifest import NetworkPolicy, Sandboxing
     from interlock.contract.permissions import Permissions
     from interlock.data.schema import Json
-    from interlock.executors.egress import Refusal, Seen
+    from interlock.executors.egress import EgressRefusal, Seen
     from interlock.executors.sandbox.job import Limits, Mount
     from interlock.executors.site import Site
 
@@ -37,7 +37,7 @@ class Confinement:
         self._site = site
         self._home = None if site.sandbox is None else site.sandbox.parent.resolve()
 
-    def of(self, granted: Granted, refused: list[Refusal]) -> Json:
+    def of(self, granted: Granted, refused: list[EgressRefusal]) -> Json:
         """The bounds of a call, as the fields of its job. Attempts to reach a forbidden host are added to `refused`."""
         tool, manifest = granted.tool, granted.tool.contract.manifest
         sandboxing, tier = manifest.sandbox, manifest.tier
@@ -76,9 +76,9 @@ class Confinement:
         return mounts
 
     def _egress(
-        self, call: Call, tool: Prepared, refused: list[Refusal], deadline: float
+        self, call: Call, tool: Prepared, refused: list[EgressRefusal], deadline: float
     ) -> Callable[[socket.socket], Any]:
-        from interlock.executors.egress import Egress, EgressPolicy, Refusal
+        from interlock.executors.egress import Egress, EgressPolicy, EgressRefusal
         from interlock.executors.egress.spans import RequestSpans
 
         contract, listed = tool.contract, tool.permissions.hosts
@@ -98,12 +98,12 @@ class Confinement:
         async def served(listener: socket.socket) -> AsyncGenerator[list[str]]:
             refusals: list[str] = []
 
-            def heard(event: Refusal | Seen) -> None:
+            def heard(event: EgressRefusal | Seen) -> None:
                 if spans is not None:
-                    spans.refuse(event) if isinstance(event, Refusal) else spans.end(event)
-                if isinstance(event, Refusal) and len(refused) >= MOST_REFUSALS:
+                    spans.refuse(event) if isinstance(event, EgressRefusal) else spans.end(event)
+                if isinstance(event, EgressRefusal) and len(refused) >= MOST_REFUSALS:
                     pass  # the call has already failed
-                elif isinstance(event, Refusal):
+                elif isinstance(event, EgressRefusal):
                     refused.append(event)
                     refusals.append(f"{event.method} {event.host}: {event.reason}")
                 elif event.safe is False and not contract.mutation.writes:

@@ -21,8 +21,8 @@ from interlock.executors.confinement import Confinement
 from interlock.executors.site import Site
 
 if TYPE_CHECKING:
-    from interlock.executors.egress import Refusal
-    from interlock.executors.sandbox.job import Outcome
+    from interlock.executors.egress import EgressRefusal
+    from interlock.executors.sandbox.job import JobOutcome
     from interlock.executors.sandbox.supervisor import Sandbox
 
 # The number of stderr lines in the log.
@@ -59,7 +59,7 @@ class IsolatedExecutor(Executor):
         call, execution = granted, granted.tool.contract.manifest.execution
         program = execution if execution is not None and execution.argv else None
         sandbox = await self._sandbox()
-        refused: list[Refusal] = []
+        refused: list[EgressRefusal] = []
         confined = self._confinement.of(granted, refused)
         job = (
             function_job(granted, context, confined, self._site.checkpoints)
@@ -89,7 +89,7 @@ class IsolatedExecutor(Executor):
         except Failure as failure:
             raise _with_last_words(failure, outcome) from None
 
-    def _note(self, call: Call, outcome: Outcome) -> None:
+    def _note(self, call: Call, outcome: JobOutcome) -> None:
         """Meter a call, and have attempts at what the sandbox forbids recorded."""
         if call.more.meter is not None and outcome.cpu_ns is not None:
             call.more.meter.record_use(outcome.cpu_ns, outcome.wall_ns, outcome.max_rss or 0)
@@ -136,7 +136,7 @@ def _broke(opening: asyncio.Future[Sandbox]) -> bool:
     return opening.done() and (opening.cancelled() or opening.exception() is not None)
 
 
-def _with_last_words(failure: Failure, outcome: Outcome) -> Failure:
+def _with_last_words(failure: Failure, outcome: JobOutcome) -> Failure:
     """Add the last lines of stderr to a failure as a note: for the log, not for the caller.
 
     Lines stay whole, so that the logger can find private values in them.

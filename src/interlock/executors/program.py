@@ -12,7 +12,7 @@ from interlock.core.errors import Failure
 from interlock.data.bounds import MOST_VALUES, TooManyValues, parse, plain_text
 from interlock.data.schema import Json
 from interlock.executors.confinement import lent_to
-from interlock.executors.sandbox.job import Outcome, ProgramJob, failure_of
+from interlock.executors.sandbox.job import JobOutcome, ProgramJob, failure_of
 from interlock.telemetry.w3c import headers
 
 # The number of bytes at the end of stderr that are searched for its last lines.
@@ -35,7 +35,7 @@ def program_job(program: Execution, granted: Granted, confined: Json, clock: Clo
     )
 
 
-def program_output(program: Execution, granted: Granted, outcome: Outcome) -> Any:
+def program_output(program: Execution, granted: Granted, outcome: JobOutcome) -> Any:
     """The output of a program, as its manifest says that it is read; or its failure."""
     more = granted.extend()
     more.mappings = (*more.mappings, _mapping(program, granted, outcome))
@@ -49,7 +49,7 @@ def _environment(program: Execution, call: Call, clock: Clock) -> dict[str, str]
     return {**{name.upper(): value for name, value in trace.items()}, **program.env}
 
 
-def _mapping(program: Execution, granted: Granted, outcome: Outcome) -> Json:
+def _mapping(program: Execution, granted: Granted, outcome: JobOutcome) -> Json:
     """The external mapping of a program run: the program, the digest of its words, the host, and how it ended."""
     contract = granted.tool.contract
     words = "\0".join(program.words(granted.input))
@@ -66,7 +66,7 @@ def _mapping(program: Execution, granted: Granted, outcome: Outcome) -> Json:
     }
 
 
-def _printed(program: Execution, outcome: Outcome, ref: str) -> Any:
+def _printed(program: Execution, outcome: JobOutcome, ref: str) -> Any:
     """Read the output of a program as its manifest says, or raise its failure."""
     if outcome.status == "error" and outcome.exit_code:
         details = {"exit_code": outcome.exit_code, "stderr": _complaint(outcome)}
@@ -104,6 +104,6 @@ def last_lines(stderr: bytes, most: int) -> list[str]:
     return [line for line in lines if line.strip()][-most:]
 
 
-def _complaint(outcome: Outcome) -> list[str]:
+def _complaint(outcome: JobOutcome) -> list[str]:
     """The last lines of stderr, for the caller."""
     return [line[:LINE_LENGTH] for line in last_lines(outcome.stderr, LAST_LINES)]

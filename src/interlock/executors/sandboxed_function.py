@@ -14,7 +14,7 @@ from interlock.contract.pinned_source import Pinned
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.executors.confinement import lent_to, operation_of
-from interlock.executors.sandbox.job import Outcome, PythonJob
+from interlock.executors.sandbox.job import JobOutcome, PythonJob
 
 
 def function_job(granted: Granted, context: Context | None, confined: Json, checkpoints: Bounds | None) -> PythonJob:
@@ -38,7 +38,7 @@ def function_job(granted: Granted, context: Context | None, confined: Json, chec
     )
 
 
-def function_output(granted: Granted, context: Context | None, outcome: Outcome) -> Any:
+def function_output(granted: Granted, context: Context | None, outcome: JobOutcome) -> Any:
     """The output of a function that returned. Its reports are copied into the context."""
     if granted.more.looking:
         return _preview(outcome.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from interlock.call.capability import Capability
-from interlock.call.context import Caller, Surface
+from interlock.call.context import Caller, ModelSurface
 from interlock.call.phases import Call
 from interlock.core.errors import Failure
 from interlock.registry.catalog import Catalog
@@ -32,7 +32,7 @@ async def masked(call: Call, failure: Failure, catalog: Catalog) -> Failure:
     return failure
 
 
-async def _may_know(name: str, caller: Caller, surface: Surface, catalog: Catalog) -> bool:
+async def _may_know(name: str, caller: Caller, surface: ModelSurface, catalog: Catalog) -> bool:
     """Whether a caller may know of a tool that has no version for their call, or is not a tool at all."""
     try:
         address = await catalog.address(name, caller.capability)

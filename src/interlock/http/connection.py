@@ -60,7 +60,7 @@ _CODING = b"transfer-encoding"
 
 
 # many methods: one state machine per connection: the calls of the transport and of the parser, over the same fields
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """Reads requests, and answers them one after another."""
 
     def __init__(

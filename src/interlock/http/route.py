@@ -2,11 +2,11 @@
 
     prepare(head)       ──► Handler   the head is in order: handler(body, sent) answers the request
                        ├──► Reply     the head is refused; the body is not read
-                       ├──► Refusal   the same, with a reply that depends on the headers of this one request
-                       └──► Stream    an ASGI application reads the body itself and sends the response
+                       ├──► HeadRefusal     the same, with a reply that depends on the headers of this one request
+                       └──► ResponseStream  an ASGI application reads the body itself and sends the response
 
     handler(body, sent) ──► Reply     a whole response
-                       └──► Stream    an ASGI application sends the response; the body has been read already
+                       └──► ResponseStream  an ASGI application sends the response; the body has been read already
 
 `prepare` does everything that depends on the head alone. Keep-alive clients resend the same head, so a connection keeps
 the handler with the cached head (`request_cache`) and calls it with the body of each further request. The headers that
@@ -55,14 +55,14 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class ResponseStream:
     """A response that an ASGI application sends."""
 
     app: App
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class HeadRefusal:
     """The refusal of a head, as a function of the headers that belong to the one request."""
 
     reply: Callable[[PerRequest], Reply]
@@ -76,14 +76,14 @@ class Handler(Protocol):
         """The most bytes that a body may have."""
         ...
 
-    async def __call__(self, body: bytes, sent: PerRequest, /) -> Reply | Stream: ...
+    async def __call__(self, body: bytes, sent: PerRequest, /) -> Reply | ResponseStream: ...
 
     def refuse(self, error: Exception, sent: PerRequest, /) -> Reply:
         """The response where the body could not be read, or the handler has failed."""
         ...
 
 
-Prepared = Handler | Refusal | Reply | Stream
+Prepared = Handler | HeadRefusal | Reply | ResponseStream
 
 
 class Route(ABC):
@@ -113,19 +113,19 @@ class Application(Route):
     """An ASGI application as a route."""
 
     def __init__(self, app: App) -> None:
-        self._stream = Stream(app)
+        self._stream = ResponseStream(app)
 
-    async def prepare(self, head: Scope) -> Stream:
+    async def prepare(self, head: Scope) -> ResponseStream:
         return self._stream
 
 
-async def respond(route: Route, head: Scope, receive: Receive) -> tuple[Reply | Stream, Handler | None]:
+async def respond(route: Route, head: Scope, receive: Receive) -> tuple[Reply | ResponseStream, Handler | None]:
     """The response to one request; and the handler, which further requests with the same head can use."""
     sent = per_request(head)
     prepared = await route.prepare(_without_values(head) if sent else head)
-    if isinstance(prepared, Refusal):
+    if isinstance(prepared, HeadRefusal):
         return prepared.reply(sent), None
-    if isinstance(prepared, Reply | Stream):
+    if isinstance(prepared, Reply | ResponseStream):
         return prepared, None
     try:
         body = await read_body(receive, most=prepared.max_body)

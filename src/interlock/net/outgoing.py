@@ -24,7 +24,7 @@ Trouble = Literal["unreachable", "late", "flooded", "too long", "compressed"]
 CONNECT_S = 5.0
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """An answer. Names of headers are in lower case."""
 
     status: int
@@ -76,7 +76,7 @@ class Outgoing:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Send a request once. Raises Unanswered, or E3406 for an address that is not allowed.
 
         With `most=0` the status and the headers are all that is wanted, and the body is not waited for.
@@ -97,7 +97,7 @@ class Outgoing:
             raise Unanswered("late") from None
         if most and not whole:
             raise Unanswered("too long" if _is_plain(named) else "compressed")
-        return Answer(status, named, content)
+        return HttpAnswer(status, named, content)
 
     async def close(self) -> None:
         self._client.close()

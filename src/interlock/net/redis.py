@@ -41,7 +41,7 @@ class Message(NamedTuple):
     content: bytes
 
 
-class Connection:
+class RedisConnection:
     """A connection to a server. Ask it, or subscribe and read messages; not both."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -52,7 +52,7 @@ class Connection:
         self._silent = False
 
     @classmethod
-    async def open(cls, url: str, password: str = "") -> Connection:
+    async def open(cls, url: str, password: str = "") -> RedisConnection:
         """Connect to redis://[USER@]HOST[:PORT], rediss://… (TLS) or unix:///PATH."""
         parts = urlsplit(url)
         try:

@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.record import dataclass
-from interlock.net.outgoing import Answer, Outgoing, Unanswered
+from interlock.net.outgoing import HttpAnswer, Outgoing, Unanswered
 
 MOST_BYTES = 32 << 20
 _LIST_BYTES = 4 << 20
@@ -123,7 +123,7 @@ class Bucket:
         body: bytes = b"",
         most: int = 65_536,
         missing: bool = False,
-    ) -> Answer:
+    ) -> HttpAnswer:
         path = "/" + quote(key, safe="/-_.~") if key else ""
         url = self._base + path + ("?" + _canonical(query) if query else "")
         words = ""

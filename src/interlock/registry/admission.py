@@ -18,7 +18,7 @@ from interlock.contract.versions import predecessor
 from interlock.contract.wire_names import shortened
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
-from interlock.registry.compat import Surface, classify, require_bump
+from interlock.registry.compat import VersionSurface, classify, require_bump
 from interlock.registry.schema_faults import schema_faults
 from interlock.registry.tool_code import allow_code, remember_source
 from interlock.store import records, tools
@@ -45,7 +45,7 @@ UNPROVEN = "unproven"
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class TestEvidence:
     """Contract tests that passed on one exact content, or are to be run again (`UNPROVEN`)."""
 
     digest: str
@@ -55,7 +55,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AdmissionVerdict:
     """The conditions that failed, and why; admitted if there are none."""
 
     refused: Mapping[Conjunct, tuple[str, ...]]
@@ -75,7 +75,9 @@ class Verdict:
         )
 
 
-def examine(manifest: Manifest, digest: str, published: Mapping[str, Version], evidence: Evidence | None) -> Verdict:
+def examine(
+    manifest: Manifest, digest: str, published: Mapping[str, Version], evidence: TestEvidence | None
+) -> AdmissionVerdict:
     """Check a manifest against all eight conditions at once."""
     faults: dict[Conjunct, list[str]] = {
         "schema_valid": schema_faults(manifest),
@@ -95,7 +97,9 @@ def examine(manifest: Manifest, digest: str, published: Mapping[str, Version], e
     warnings += permissions.warnings(manifest.required_permissions or ())
     same = published.get(manifest.version)
     conflict = same is not None and same.row.digest != digest
-    return Verdict({name: tuple(reasons) for name, reasons in faults.items() if reasons}, tuple(warnings), conflict)
+    return AdmissionVerdict(
+        {name: tuple(reasons) for name, reasons in faults.items() if reasons}, tuple(warnings), conflict
+    )
 
 
 def _unless(holds: bool, words: str) -> list[str]:
@@ -156,8 +160,8 @@ def _version_faults(manifest: Manifest, digest: str, published: Mapping[str, Ver
     return []
 
 
-def _surface(manifest: Manifest) -> Surface:
-    return Surface(
+def _surface(manifest: Manifest) -> VersionSurface:
+    return VersionSurface(
         input=manifest.parameters,
         output=True if manifest.result_schema is None else manifest.result_schema,
         tolerant_output=manifest.tolerant_output,
@@ -171,7 +175,7 @@ def _mutation_faults(manifest: Manifest) -> list[str]:
     return manifest_faults(manifest)
 
 
-def _evidence_faults(digest: str, evidence: Evidence | None) -> list[str]:
+def _evidence_faults(digest: str, evidence: TestEvidence | None) -> list[str]:
     if evidence is None or evidence.digest != digest:
         return ["no contract tests have passed on this exact content"]
     return [] if evidence.passed else [f"contract tests failed: {evidence.report}"]
@@ -181,7 +185,7 @@ def publish(
     manifest: Manifest,
     digest: str,
     origin: str,
-    evidence: Evidence,
+    evidence: TestEvidence,
     by: str,
     source: str | None = None,
     code: str | None = None,
@@ -254,12 +258,12 @@ def same_name(address: str, other: str) -> str:
     return f"`{address}` would be shown to clients under the same shortened name as `{other}`; give it a shorter id"
 
 
-def record_evidence(transaction: Transaction, evidence: Evidence) -> None:
-    row = tools.Evidence(evidence.digest, int(evidence.passed), evidence.mode, evidence.report)
+def record_evidence(transaction: Transaction, evidence: TestEvidence) -> None:
+    row = tools.StoredEvidence(evidence.digest, int(evidence.passed), evidence.mode, evidence.report)
     tools.put_evidence(transaction, row, transaction.now_ms)
 
 
-def stored_evidence(reader: Reader, digest: str) -> Evidence | None:
+def stored_evidence(reader: Reader, digest: str) -> TestEvidence | None:
     """Return the result of the contract tests that were run on a content; None if there were none."""
     row = tools.evidence(reader, digest)
-    return None if row is None else Evidence(row.digest, bool(row.passed), row.mode, row.report)
+    return None if row is None else TestEvidence(row.digest, bool(row.passed), row.mode, row.report)

@@ -209,7 +209,7 @@ class Catalog:
                 return _Some(addresses, read)
         return None
 
-    def _read_all(self, reader: Reader) -> tuple[list[tools.Row], dict[str, str]]:
+    def _read_all(self, reader: Reader) -> tuple[list[tools.ToolVersionRow], dict[str, str]]:
         """Read every version in one statement, and the digests of the texts that loading them executes."""
         # Manifests are most of the data, and those read before are known by their digests.
         stored = tools.all_without_manifests(reader)
@@ -219,14 +219,14 @@ class Catalog:
             stored = self._with_manifests(reader, stored)
         return stored, all_sources(reader)
 
-    def _with_manifests(self, reader: Reader, stored: list[tools.Row]) -> list[tools.Row]:
+    def _with_manifests(self, reader: Reader, stored: list[tools.ToolVersionRow]) -> list[tools.ToolVersionRow]:
         """The same rows, with the manifests of those that were not read before."""
         return [
             one if one.digest in self._contents else one._replace(manifest=tools.manifest(reader, *one[:3]))
             for one in stored
         ]
 
-    def _version(self, stored: tools.Row, source: str | None) -> Version | None:
+    def _version(self, stored: tools.ToolVersionRow, source: str | None) -> Version | None:
         """Return a version as it was read; None if it was removed since."""
         content = self._contents.get(stored.digest)
         if content is None:
@@ -511,10 +511,10 @@ class _Some(NamedTuple):
     """The versions of some tools, each with the digest of the text that loading it executes."""
 
     addresses: frozenset[str]
-    versions: list[tuple[tools.Row, str | None]]
+    versions: list[tuple[tools.ToolVersionRow, str | None]]
 
 
-def _versions_of(reader: Reader, address: str) -> list[tuple[tools.Row, str | None]]:
+def _versions_of(reader: Reader, address: str) -> list[tuple[tools.ToolVersionRow, str | None]]:
     """The versions of a tool, each with the digest of the text that loading it executes."""
     return [(one, admitted_source(reader, one.digest)) for one in tools.versions(reader, address)]
 
@@ -523,7 +523,7 @@ def _name(tool: Tool[..., Any]) -> str:
     return f"{tool.manifest.address}@{tool.manifest.version}"
 
 
-def _row(stored: tools.Row, manifest: str) -> Row:
+def _row(stored: tools.ToolVersionRow, manifest: str) -> Row:
     address, version, digest, state, _, origin, published_ms, notice = stored
     parsed = None if notice is None else tools.Notice(**orjson.loads(notice))
     return Row(address, version, digest, state, manifest, origin, published_ms, parsed)

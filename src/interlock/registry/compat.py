@@ -48,7 +48,7 @@ _WHOLE = RESIDUE | {"anyOf", "enum", "const", OPAQUE}  # cannot be compared fiel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surface:
+class VersionSurface:
     """The promises of a version: its two schemas, and whether consumers tolerate unknown values."""
 
     input: Document = True
@@ -78,7 +78,7 @@ class Difference:
     changes: tuple[Change, ...]
 
 
-class Outcome(StrEnum):
+class CompatOutcome(StrEnum):
     FULL_MATCH = "FULL_MATCH"
     PARTIAL_MATCH = "PARTIAL_MATCH"
     INCOMPATIBLE = "INCOMPATIBLE"
@@ -88,14 +88,14 @@ class Outcome(StrEnum):
 class Negotiation:
     """Whether a tool offers what an agent expects, and the parts that it does not offer."""
 
-    outcome: Outcome
+    outcome: CompatOutcome
     missing: tuple[str, ...] = ()
 
 
 # The questions
 
 
-def classify(old: Surface, new: Surface) -> Difference:
+def classify(old: VersionSurface, new: VersionSurface) -> Difference:
     """Classify the difference between a version and its predecessor, with the changes that cause it."""
     changes = [*_input_changes(old.input, new.input), *_output_changes(old, new)]
     if new.declared_behaviour_change:
@@ -138,8 +138,8 @@ def negotiate(expected: Document, offered: Document) -> Negotiation:
     # Parts that are not listed as properties (a union of objects) cannot be counted: they are offered whole or not.
     opaque = bool(wanted.keys() & {"anyOf", "oneOf", "allOf", "enum", "const", OPAQUE})
     if set(missing) & set(required) or (opaque and not contains(offered, expected)):
-        return Negotiation(Outcome.INCOMPATIBLE, missing)
-    return Negotiation(Outcome.PARTIAL_MATCH if missing else Outcome.FULL_MATCH, missing)
+        return Negotiation(CompatOutcome.INCOMPATIBLE, missing)
+    return Negotiation(CompatOutcome.PARTIAL_MATCH if missing else CompatOutcome.FULL_MATCH, missing)
 
 
 def _offers(offered: Node, expected: Node | None) -> bool:
@@ -270,7 +270,7 @@ def _input_changes(old_document: Document, new_document: Document) -> Iterator[C
     yield from _completed(changes, old, new, _INPUT, safe=_input_safe(old, new, now))
 
 
-def _output_changes(old_surface: Surface, new_surface: Surface) -> Iterator[Change]:
+def _output_changes(old_surface: VersionSurface, new_surface: VersionSurface) -> Iterator[Change]:
     tolerant = old_surface.tolerant_output
     old, new = expand(old_surface.output), expand(new_surface.output)
     if same(old, new):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from interlock.call.context import Caller
-from interlock.contract.refusals import Refusal, collecting
+from interlock.contract.refusals import DeclarationRefusal, collecting
 from interlock.contract.versions import parse_version
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
@@ -112,8 +112,8 @@ class Survey:
     """
 
     tools: list[Tool[..., Any]]
-    refused: list[Refusal]
-    broken: Refusal | None
+    refused: list[DeclarationRefusal]
+    broken: DeclarationRefusal | None
 
 
 class DraftSource:
@@ -136,7 +136,7 @@ class DraftSource:
         importlib.invalidate_caches()
         before, seen = set(sys.modules), {path: stamp_of(path) for path in self.files}
         tools: list[Tool[..., Any]] = []
-        broken: Refusal | None = None
+        broken: DeclarationRefusal | None = None
         with collecting() as refused, _without_bytecode():
             try:
                 tools = tools_in(vars(load_file(self.path)))
@@ -161,7 +161,7 @@ class DraftSource:
         own = path.is_relative_to(self.path.parent) and not path.is_relative_to(Path(sys.prefix).resolve())
         return path if own and "site-packages" not in path.parts else None
 
-    def _refusal(self, failure: Failure) -> Refusal:
+    def _refusal(self, failure: Failure) -> DeclarationRefusal:
         error = failure.__cause__ or failure
         file, line = str(self.path), 0
         if isinstance(error, SyntaxError):
@@ -171,7 +171,7 @@ class DraftSource:
                 if Path(name).is_relative_to(self.path.parent):
                     file, line = name, number
         words = failure.message if error is failure else f"{type(error).__name__}: {error}"
-        return Refusal(self.path.name, file, line, (words,), None)
+        return DeclarationRefusal(self.path.name, file, line, (words,), None)
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[str, int]]:

@@ -140,7 +140,7 @@ class Quarantine:
         """Check whether anything was quarantined or released."""
         await self._changes.look()
 
-    def _changed(self, rows: list[table.Row]) -> None:
+    def _changed(self, rows: list[table.QuarantineRow]) -> None:
         self.held = {row.digest: Quarantined._make(row) for row in rows if row.lifted_ms is None}
 
     async def all(self) -> list[Quarantined]:

@@ -29,7 +29,7 @@ CACHE_BYTES: Final = 16_777_216
 LARGE_SHARE: Final = 8
 
 
-class Answer(NamedTuple):
+class EndpointAnswer(NamedTuple):
     """An answer of a service; `at` is set if it came from the cache."""
 
     value: Any
@@ -68,14 +68,14 @@ class LastGood:
         while self._bytes > self._max_bytes:
             self._drop(next(iter(self._answers)))
 
-    def find(self, key: str, stale_s: float) -> Answer | None:
+    def find(self, key: str, stale_s: float) -> EndpointAnswer | None:
         """Return the last good answer if it is not older than `stale_s`."""
         stored = self._answers.get(key)
         if stored is None:
             return None
         at, encoded = stored
         age_s = self._monotonic() - at
-        return Answer(orjson.loads(encoded), "cache", age_s) if age_s <= stale_s else None
+        return EndpointAnswer(orjson.loads(encoded), "cache", age_s) if age_s <= stale_s else None
 
     def forget(self) -> None:
         """Drop all answers, because the same request may mean something else from now on."""
@@ -130,7 +130,7 @@ class Endpoints:
         expired: Callable[[], bool] = lambda: False,
         key: str | None = None,
         stale_s: float | None = None,
-    ) -> Answer:
+    ) -> EndpointAnswer:
         """Send a request to the first endpoint that accepts it; E3502 with the error of each if none does.
 
         `expired` tells whether the time of the request is up, which ends the search; the endpoint that did not answer
@@ -152,7 +152,7 @@ class Endpoints:
             else:
                 if self._cache is not None and key is not None and stale_s is not None:
                     self._cache.keep(key, answer, era)
-                return Answer(answer)
+                return EndpointAnswer(answer)
         cached = None if self._cache is None or key is None or stale_s is None else self._cache.find(key, stale_s)
         if cached is None:
             raise self._none_answers(tried)

@@ -39,7 +39,7 @@ from interlock.core.supervise import Supervisor
 from interlock.resilience import limits
 from interlock.resilience.breaker import Breaker, State, answered, counts
 from interlock.store import breakers, records
-from interlock.store.breakers import Row
+from interlock.store.breakers import BreakerRow
 
 if TYPE_CHECKING:
     from interlock.contract.manifest import BreakerRule, CircuitBreakerConfig
@@ -80,7 +80,7 @@ class Health(NamedTuple):
 class _Move(NamedTuple):
     old: State
     new: State
-    row: Row | None
+    row: BreakerRow | None
     reason: str
 
 
@@ -93,13 +93,13 @@ class _Held:
         self.breaker = breaker
         self.suspend = suspend
         self.known: dict[int, CircuitBreakerConfig] = {}
-        self.row: Row | None = None
+        self.row: BreakerRow | None = None
         self.moves: deque[_Move] = deque()
         self.writer: asyncio.Task[None] | None = None
         self.reason = ""
 
 
-class Entry:
+class AdmittedCall:
     """A call that was admitted to a service. Exactly one of its methods is called when it has ended."""
 
     __slots__ = ("_admitted", "_held")
@@ -156,12 +156,12 @@ class Services:
         self._resolved: dict[tuple[str, str, CircuitBreakerConfig], tuple[str, CircuitBreakerConfig]] = {}
         self._supervisor = supervisor or Supervisor(clock)
         self._held: dict[str, _Held] = {}
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, BreakerRow] = {}
         self._suspended: dict[str, int] = {}
         self._changes = journal.changes
         self._changes.watch(("services",), breakers.impaired, self._changed)
 
-    def enter(self, service: str, config: CircuitBreakerConfig, tool: str = "") -> Entry:
+    def enter(self, service: str, config: CircuitBreakerConfig, tool: str = "") -> AdmittedCall:
         """Admit a call to a service; E3501 while its breaker refuses, E3504 while it is suspended.
 
         Where the tools of a service are configured differently, the most cautious value of each setting applies.
@@ -174,7 +174,7 @@ class Services:
         held = self._held.get(name)
         if held is None or id(config) not in held.known:
             held = self._know(name, config, service)
-        return Entry(held, held.breaker.admit())
+        return AdmittedCall(held, held.breaker.admit())
 
     def suspend(self, service: str, for_ms: int) -> None:
         """Suspend a service for as long as it asks, in every process on the home."""
@@ -200,13 +200,13 @@ class Services:
 
     def _changed(self, impaired: list[breakers.Impaired]) -> None:
         """Apply the decisions of other processes."""
-        rows: dict[str, Row] = {}
+        rows: dict[str, BreakerRow] = {}
         for service, state, since_ms, until_ms in impaired:
             if state == breakers.SUSPENDED:
                 # A suspension is only ever extended, so one that is known only here is not lost.
                 self._suspended[service] = max(until_ms, self._suspended.get(service, 0))
             else:
-                rows[service] = Row(state, since_ms, until_ms)
+                rows[service] = BreakerRow(state, since_ms, until_ms)
         self._rows = rows
         for service, held in self._held.items():
             self._follow(service, held)
@@ -298,7 +298,7 @@ class Services:
     def _moved(self, service: str, old: State, new: State) -> None:
         held = self._held[service]
         now_ms = self._clock.now_ms()
-        row = None if new == "closed" else Row(new, now_ms, now_ms + held.breaker.config.timeout_seconds * 1000)
+        row = None if new == "closed" else BreakerRow(new, now_ms, now_ms + held.breaker.config.timeout_seconds * 1000)
         reason = held.reason if new == "open" else "answers again" if new == "closed" else "is being tried"
         held.moves.append(_Move(old, new, row, reason))
         if held.writer is None:
@@ -334,7 +334,7 @@ class Services:
             _log.exception("a listener failed")
 
 
-def _exchange(service: str, known: Row | None, move: _Move) -> Unit[bool]:
+def _exchange(service: str, known: BreakerRow | None, move: _Move) -> Unit[bool]:
     """Unit that writes a change if the row is still as it was known; returns whether it did."""
 
     def unit(transaction: Transaction) -> bool:
@@ -354,7 +354,7 @@ def _exchange(service: str, known: Row | None, move: _Move) -> Unit[bool]:
     return unit
 
 
-def _hasten(service: str, known: Row) -> Unit[None]:
+def _hasten(service: str, known: BreakerRow) -> Unit[None]:
     def unit(transaction: Transaction) -> None:
         breakers.end_open(transaction, service, known.since_ms, transaction.now_ms)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from interlock.data.schema import Json, resolve_ref
 
 if TYPE_CHECKING:
-    from interlock.search.index import Entry
+    from interlock.search.index import IndexedTool
 
 # How much of a schema is looked at: values deep, parts, and choices of one part.
 _DEEPEST: Final = 6
@@ -21,9 +21,9 @@ _SEVERAL: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MOST_SERVER_TEXT: Final = 500
 
 
-def entry_of(tool: str, manifest: Json, origin: str = "", server_text: str = "") -> Entry:
+def entry_of(tool: str, manifest: Json, origin: str = "", server_text: str = "") -> IndexedTool:
     """The entry of a tool in the index. `server_text` is what its upstream says about itself."""
-    from interlock.search.index import Entry
+    from interlock.search.index import IndexedTool
 
     names: dict[str, None] = {}
     texts: dict[str, None] = {}
@@ -34,7 +34,7 @@ def entry_of(tool: str, manifest: Json, origin: str = "", server_text: str = "")
     name = str(manifest.get("tool_id") or "")
     titles = [one for one in (manifest.get("name"), manifest.get("title")) if one and _plain(str(one)) != _plain(name)]
     upstream = origin.removeprefix("upstream:") if origin.startswith("upstream:") else None
-    return Entry(
+    return IndexedTool(
         id=tool,
         name=name,
         description=str(manifest.get("description") or ""),

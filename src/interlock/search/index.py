@@ -48,7 +48,7 @@ _Postings = tuple[_Slots, Floats]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexedTool:
     """The texts of a tool that are searched."""
 
     id: str
@@ -158,7 +158,7 @@ class Index:
     def ids(self) -> set[str]:
         return set(self._slots)
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[IndexedTool]) -> None:
         """Add tools, or replace those of the same id."""
         entries = list(entries)
         weighed = [weigh(entry) for entry in entries]
@@ -382,7 +382,7 @@ def texts_of(query: str) -> list[str]:
     return [query, *words.sentences(query)]
 
 
-def weigh(entry: Entry) -> dict[str, float]:
+def weigh(entry: IndexedTool) -> dict[str, float]:
     """The terms of a tool with their weights, before saturation."""
     weights: dict[str, float] = {}
     for text, weight, usual in zip(entry.fields(), WEIGHTS, USUAL, strict=True):

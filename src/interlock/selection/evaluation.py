@@ -15,7 +15,7 @@ from interlock.search.evaluation import recall
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TaskOutcome:
     """A task, with the tools that it needs (of each group one is enough), and what was selected for it.
 
     `call_cost` is what a call of the chosen tool costs, and `latency_ms` how long it takes, where that was measured.
@@ -58,7 +58,7 @@ class Report:
         }
 
 
-def report(outcomes: Sequence[Outcome], token_price: float) -> Report:
+def report(outcomes: Sequence[TaskOutcome], token_price: float) -> Report:
     """Means over tasks; zeros where there are none. `token_price` is that of a million tokens."""
     if not outcomes:
         return Report(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -75,15 +75,15 @@ def report(outcomes: Sequence[Outcome], token_price: float) -> Report:
     )
 
 
-def cost_of(one: Outcome, token_price: float) -> float:
+def cost_of(one: TaskOutcome, token_price: float) -> float:
     """The cost of a task: the tokens that a model reads for it, and the call of the tool that was chosen."""
     return one.tokens * token_price / 1_000_000 + one.call_cost
 
 
-def _needs(one: Outcome, tool: str) -> bool:
+def _needs(one: TaskOutcome, tool: str) -> bool:
     return any(tool in group for group in one.needed)
 
 
-def _precision(one: Outcome) -> float:
+def _precision(one: TaskOutcome) -> float:
     """The part of the candidates that the task needs; 0 where there is none."""
     return sum(_needs(one, tool) for tool in one.candidates) / max(len(one.candidates), 1)

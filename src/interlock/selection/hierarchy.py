@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from interlock.core.record import dataclass
 from interlock.search import words
-from interlock.search.index import Encoder, Entry, Floats, Index
+from interlock.search.index import Encoder, Floats, Index, IndexedTool
 
 # A catalog of more tools than this is chosen from by category.
 FLAT: Final = 50
@@ -53,7 +53,7 @@ def most_tools(total: int) -> int:
     return max(LEAST_SIZE, math.isqrt(max(total - 1, 0)) + 1)
 
 
-def partition(entries: Sequence[Entry], vectors: Floats) -> list[Category]:
+def partition(entries: Sequence[IndexedTool], vectors: Floats) -> list[Category]:
     """Divide tools into categories. `vectors` has one row for each tool; the same tools give the same categories."""
     order = sorted(range(len(entries)), key=lambda place: entries[place].id)
     most = most_tools(len(entries))
@@ -118,7 +118,7 @@ def _joined(groups: list[_Places], vectors: Floats, most: int) -> list[_Places]:
         centres[nearest] = vectors[together].mean(axis=0)
 
 
-def _described(groups: Iterable[_Places], entries: Sequence[Entry]) -> list[Category]:
+def _described(groups: Iterable[_Places], entries: Sequence[IndexedTool]) -> list[Category]:
     """Name each group by its servers, and describe it by the words that tell it from the others."""
     groups = sorted(groups, key=lambda group: entries[int(group[0])].id)
     counts = [_counted(entries[int(place)] for place in group) for group in groups]
@@ -137,7 +137,7 @@ def _described(groups: Iterable[_Places], entries: Sequence[Entry]) -> list[Cate
     return made
 
 
-def _counted(tools: Iterable[Entry]) -> Counter[str]:
+def _counted(tools: Iterable[IndexedTool]) -> Counter[str]:
     """In how many of the tools each word is; those of names count twice."""
     counted: Counter[str] = Counter()
     for one in tools:
@@ -158,7 +158,9 @@ class Hierarchy:
     def __init__(self, categories: Sequence[Category], encoder: Encoder | None) -> None:
         self.categories: Mapping[str, Category] = {one.name: one for one in categories}
         self._index = Index(encoder)
-        self._index.add(Entry(one.name, one.name, one.description, tags=one.description.split()) for one in categories)
+        self._index.add(
+            IndexedTool(one.name, one.name, one.description, tags=one.description.split()) for one in categories
+        )
         self._all = self._index.mask(self.categories)
 
     @property

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 
 from interlock.core.errors import Failure
 from interlock.store import transaction as units
-from interlock.store.connection import Connection
+from interlock.store.connection import SqliteConnection
 from interlock.store.home import Home, store_failure
 from interlock.store.last_head import SignedHead, anchor_line, ends
 from interlock.store.port import Reader, Transaction
@@ -30,7 +30,7 @@ _LOCK_PATIENCE_S = 10
 _INCREMENTAL = 2
 
 
-class Administration(Connection):
+class Administration(SqliteConnection):
     """A connection that may delete. It takes turns with the processes that write to the same home.
 
     `postgres.administration` has that of a server: a connection of the owner of the tables.
@@ -146,12 +146,12 @@ def replace_by_segment(transaction: Transaction, first_seq: int, last: SignedHea
 # Empty pages
 
 
-def can_give_back(connection: Connection) -> bool:
+def can_give_back(connection: SqliteConnection) -> bool:
     """Whether this database can give pages back a few at a time. One of an earlier version cannot before `rewrite`."""
     return connection.one("PRAGMA auto_vacuum")[0] == _INCREMENTAL
 
 
-def rewrite(connection: Connection) -> None:
+def rewrite(connection: SqliteConnection) -> None:
     """Rewrite the whole file without its empty pages. Blocks every writer."""
     connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
     connection.execute("VACUUM")
@@ -170,6 +170,6 @@ def give_back(database: Reader) -> bool:
     return database.one("PRAGMA freelist_count")[0] < empty
 
 
-def apply_log(connection: Connection) -> None:
+def apply_log(connection: SqliteConnection) -> None:
     """Move what the log holds to the database file, as far as no reader needs it."""
     connection.all("PRAGMA wal_checkpoint(PASSIVE)")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
-from interlock.store.connection import Connection
+from interlock.store.connection import SqliteConnection
 from interlock.store.copying import filled
 from interlock.store.home import MARK, Home, store_failure
 from interlock.store.last_head import path_of
@@ -92,7 +92,7 @@ def contents(home: Home) -> dict[str, tuple[int, str]]:
         return {name: _digest(connection, name) for (name,) in names if not name.startswith("sqlite_")}
 
 
-def _digest(connection: Connection, table: str) -> tuple[int, str]:
+def _digest(connection: SqliteConnection, table: str) -> tuple[int, str]:
     count, total = 0, 0
     for row in connection.each(f'SELECT * FROM "{table}"'):  # noqa: S608 - a name of the schema
         count += 1
@@ -156,18 +156,18 @@ def _others(source: Home) -> Iterator[Path]:
             yield path
 
 
-def _open(database: Path) -> Connection:
+def _open(database: Path) -> SqliteConnection:
     """The database of a home. It rests where nothing can be written beside it and nothing is: on read-only media."""
     log = database.with_name(f"{database.name}-wal")
     how = "mode=ro" if log.exists() else "mode=ro&immutable=1"
     if os.access(database.parent, os.W_OK):
         how = "mode=rw"
     return sqlite3.connect(
-        f"{database.absolute().as_uri()}?{how}", uri=True, timeout=10, isolation_level=None, factory=Connection
+        f"{database.absolute().as_uri()}?{how}", uri=True, timeout=10, isolation_level=None, factory=SqliteConnection
     )
 
 
-def _copy_database(live: Connection, target: Path, progress: Progress | None) -> None:
+def _copy_database(live: SqliteConnection, target: Path, progress: Progress | None) -> None:
     # One read transaction for all of it: others write on, and what they write is not in the copy.
     live.execute("BEGIN")
     if live.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:

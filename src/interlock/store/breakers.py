@@ -13,7 +13,7 @@ from interlock.store.port import Reader, Transaction
 SUSPENDED = "suspended"  # the state of an `Impaired` service that has a suspension
 
 
-class Row(NamedTuple):
+class BreakerRow(NamedTuple):
     """A breaker that is not closed."""
 
     state: str
@@ -39,12 +39,12 @@ def impaired(reader: Reader) -> list[Impaired]:
     return [Impaired._make(row) for row in rows]
 
 
-def find(reader: Reader, service: str) -> Row | None:
+def find(reader: Reader, service: str) -> BreakerRow | None:
     row = reader.one("SELECT state, since_ms, until_ms FROM breaker WHERE service = ?", (service,))
-    return None if row is None else Row._make(row)
+    return None if row is None else BreakerRow._make(row)
 
 
-def put(transaction: Transaction, service: str, row: Row, reason: str) -> None:
+def put(transaction: Transaction, service: str, row: BreakerRow, reason: str) -> None:
     """Store a breaker, in place of the row that it had."""
     transaction.execute(
         "INSERT INTO breaker (service, state, since_ms, until_ms, reason) VALUES (?, ?, ?, ?, ?)"

@@ -32,7 +32,7 @@ from typing import Any, Generic, TypeVar
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.core.threads import DISK
-from interlock.store.connection import Connection, StoreError
+from interlock.store.connection import SqliteConnection, StoreError
 from interlock.store.epochs import Epochs
 from interlock.store.home import Home, store_failure
 from interlock.store.port import Reader
@@ -97,7 +97,7 @@ class ChangeReader:
         self._max_stale_s = max_stale_s
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._connection: Connection | None = None
+        self._connection: SqliteConnection | None = None
         # Held while reading, and where a watch is added.
         self._lock = threading.Lock()
         self._watches: tuple[Watch[Any], ...] = ()

@@ -41,7 +41,7 @@ class Rows:
         return self.execute(statement, parameters)
 
 
-class Connection(sqlite3.Connection, Rows):
+class SqliteConnection(sqlite3.Connection, Rows):
     """A connection as a reader. Open one with `sqlite3.connect(..., factory=Connection)`."""
 
     # Whether the way to the database is gone: a file is always there.

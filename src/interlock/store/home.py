@@ -26,7 +26,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.store import epochs
-from interlock.store.connection import Connection
+from interlock.store.connection import SqliteConnection
 from interlock.store.lock_board import Board, FileBoard
 from interlock.store.port import Reader
 from interlock.store.schema_version import APPLICATION_ID, is_known, refuse_running
@@ -135,16 +135,16 @@ class Home:
     # Whether a commit takes so little time that the event loop may wait for it.
     near = True
 
-    def replaced(self, connection: Connection) -> Connection:
+    def replaced(self, connection: SqliteConnection) -> SqliteConnection:
         """A new connection in place of one that is of no more use."""
         connection.close()
         return self.connect()
 
-    def connect(self) -> Connection:
+    def connect(self) -> SqliteConnection:
         """A connection that reads and writes, as the journal needs it."""
         return connect(self.database)
 
-    def reading(self, patience_s: float = 10, *, alone: bool = False) -> Connection:
+    def reading(self, patience_s: float = 10, *, alone: bool = False) -> SqliteConnection:
         """A connection for reading. It waits `patience_s` seconds for a lock of another process.
 
         It cannot write, and leaves the files of the write-ahead log behind. With `alone`, for a database that nobody
@@ -152,16 +152,21 @@ class Home:
         """
         address = f"{self.database.absolute().as_uri()}?mode={'rw' if alone else 'ro'}"
         connection = sqlite3.connect(
-            address, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False, factory=Connection
+            address,
+            uri=True,
+            timeout=patience_s,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=SqliteConnection,
         )
         connection.execute("PRAGMA trusted_schema=OFF")
         return connection
 
-    def verifying(self, *, immutable: bool) -> Connection:
+    def verifying(self, *, immutable: bool) -> SqliteConnection:
         """A connection for reading that hands texts out as bytearray. `immutable`: nobody has the file open."""
         how = "mode=ro&immutable=1" if immutable else "mode=ro"
         address = f"file:{quote(os.path.abspath(self.database))}?{how}"
-        connection = sqlite3.connect(address, uri=True, timeout=10, isolation_level=None, factory=Connection)
+        connection = sqlite3.connect(address, uri=True, timeout=10, isolation_level=None, factory=SqliteConnection)
         connection.text_factory = bytearray
         connection.execute("PRAGMA trusted_schema=OFF")
         return connection
@@ -170,7 +175,7 @@ class Home:
         """Whether Interlock made this database."""
         return connection.one("PRAGMA application_id")[0] == APPLICATION_ID
 
-    def wait_for_locks(self, connection: Connection, patience_s: float) -> None:
+    def wait_for_locks(self, connection: SqliteConnection, patience_s: float) -> None:
         """Let statements wait so long for a lock of another process."""
         connection.execute(f"PRAGMA busy_timeout={patience_s * 1000:.0f}")
 
@@ -214,14 +219,14 @@ class Home:
         """Copy what the log of the database holds to its file, as far as no reader needs it. Writers go on."""
         apply_log(self)
 
-    def extend_log(self, connection: Connection) -> None:
+    def extend_log(self, connection: SqliteConnection) -> None:
         """Make the log of the database as long as it gets, in a transaction that is open. It is rolled back."""
         extend_log(connection)
 
     def stop_waiting(self) -> None:
         """Let a writer that waits for a server give up in a while: the process ends."""
 
-    def open_database(self) -> Connection:
+    def open_database(self) -> SqliteConnection:
         """A connection to a database that is ours, whole and at the schema this program knows."""
         self.prepare()
         try:
@@ -243,7 +248,7 @@ class Home:
         except OSError as error:
             raise _unusable(error) from None
 
-    def _migrated(self) -> Connection:
+    def _migrated(self) -> SqliteConnection:
         """Make the database, or bring it to the schema of this program."""
         from interlock.store import migration  # its imports are for a first start and an upgrade
 
@@ -312,7 +317,7 @@ class Home:
         """
         refuse_running(self.alive(), schema, target)
 
-    def _known(self) -> Connection | None:
+    def _known(self) -> SqliteConnection | None:
         """A connection to the database, if this program can work on it as it is.
 
         Refuses one that is not ours (E3804), and a newer one that it cannot work on (E3805).
@@ -370,23 +375,23 @@ def _size(path: Path) -> int:
         return 0
 
 
-def connect(path: Path) -> Connection:
+def connect(path: Path) -> SqliteConnection:
     """A connection as the journal needs it: WAL, every commit on disk before it counts, no right to rewrite history."""
     return _for_journal(_connected(path, patience_s=0))
 
 
-def _connected(path: Path, *, patience_s: float) -> Connection:
+def _connected(path: Path, *, patience_s: float) -> SqliteConnection:
     return sqlite3.connect(
         path,
         timeout=patience_s,
         isolation_level=None,
         check_same_thread=False,
         cached_statements=256,
-        factory=Connection,
+        factory=SqliteConnection,
     )
 
 
-def _for_journal(connection: Connection) -> Connection:
+def _for_journal(connection: SqliteConnection) -> SqliteConnection:
     for pragma in (
         "journal_mode=WAL",
         "synchronous=FULL",
@@ -409,7 +414,7 @@ def apply_log(home: Home) -> None:
         pass  # another process does it just now, or the disk is full: then the next write says so
 
 
-def extend_log(connection: Connection) -> None:
+def extend_log(connection: SqliteConnection) -> None:
     """Make the log as long as it gets, by pages that are never committed; roll the open transaction back.
 
     SQLite appends to the log until it has 1,000 pages, and from then on overwrites it. A commit that appends costs

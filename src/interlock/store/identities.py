@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _COLUMNS = "did, kind, name, tenant, trust, groups, state"
 
 
-class Row(NamedTuple):
+class StoredIdentity(NamedTuple):
     """One identity. `groups` is a JSON array of names; `state` is active or revoked."""
 
     did: str
@@ -25,24 +25,24 @@ class Row(NamedTuple):
     state: Literal["active", "revoked"]
 
 
-def find(reader: Reader, did: str) -> Row | None:
+def find(reader: Reader, did: str) -> StoredIdentity | None:
     row = reader.one(f"SELECT {_COLUMNS} FROM identity WHERE did = ?", (did,))  # noqa: S608 - a constant
-    return None if row is None else Row._make(row)
+    return None if row is None else StoredIdentity._make(row)
 
 
-def search(reader: Reader, name_or_did: str, tenant: str) -> list[Row]:
+def search(reader: Reader, name_or_did: str, tenant: str) -> list[StoredIdentity]:
     """The identity of a DID, in any tenant, and the active ones of a name in one tenant."""
     rows = reader.all(
         f"SELECT {_COLUMNS} FROM identity WHERE did = ? OR (name = ? AND tenant = ? AND state = 'active')",  # noqa: S608 - a constant
         (name_or_did, name_or_did, tenant),
     )
-    return [Row._make(row) for row in rows]
+    return [StoredIdentity._make(row) for row in rows]
 
 
-def all_identities(reader: Reader) -> list[Row]:
+def all_identities(reader: Reader) -> list[StoredIdentity]:
     """Every identity, in the order of registration."""
     rows = reader.all(f"SELECT {_COLUMNS} FROM identity ORDER BY registered_ms, did")  # noqa: S608 - a constant
-    return [Row._make(row) for row in rows]
+    return [StoredIdentity._make(row) for row in rows]
 
 
 def state(reader: Reader, did: str) -> str | None:
@@ -51,14 +51,14 @@ def state(reader: Reader, did: str) -> str | None:
     return None if row is None else row[0]
 
 
-def insert(transaction: Transaction, row: Row, registered_ms: int) -> None:
+def insert(transaction: Transaction, row: StoredIdentity, registered_ms: int) -> None:
     transaction.execute(
         f"INSERT INTO identity ({_COLUMNS}, registered_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - a constant
         (*row, registered_ms),
     )
 
 
-def update(transaction: Transaction, row: Row) -> None:
+def update(transaction: Transaction, row: StoredIdentity) -> None:
     """Change all of an identity but its DID and state."""
     transaction.execute(
         "UPDATE identity SET kind = ?, name = ?, tenant = ?, trust = ?, groups = ? WHERE did = ?",

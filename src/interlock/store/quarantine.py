@@ -12,7 +12,7 @@ from interlock.store.port import Reader, Transaction
 _COLUMNS = "digest, tool, call, reason, at_ms, lifted_ms"
 
 
-class Row(NamedTuple):
+class QuarantineRow(NamedTuple):
     """One content that is or was in quarantine. `call` is the call, or the upstream, on whose account it is."""
 
     digest: str
@@ -23,31 +23,31 @@ class Row(NamedTuple):
     lifted_ms: int | None
 
 
-class Held(NamedTuple):
+class HeldContent(NamedTuple):
     """A content that is in quarantine, and why."""
 
     digest: str
     reason: str
 
 
-def entries(reader: Reader) -> list[Row]:
+def entries(reader: Reader) -> list[QuarantineRow]:
     """Everything that is or was in quarantine, by time."""
-    return [Row._make(row) for row in reader.all(f"SELECT {_COLUMNS} FROM quarantine ORDER BY at_ms")]  # noqa: S608 - constant
+    return [QuarantineRow._make(row) for row in reader.all(f"SELECT {_COLUMNS} FROM quarantine ORDER BY at_ms")]  # noqa: S608 - constant
 
 
-def find_held(reader: Reader, tool_or_digest: str) -> Row | None:
+def find_held(reader: Reader, tool_or_digest: str) -> QuarantineRow | None:
     """The entry of a tool's version or of a digest that is in quarantine now."""
     row = reader.one(
         f"SELECT {_COLUMNS} FROM quarantine WHERE (tool = ? OR digest = ?) AND lifted_ms IS NULL",  # noqa: S608 - constant
         (tool_or_digest, tool_or_digest),
     )
-    return None if row is None else Row._make(row)
+    return None if row is None else QuarantineRow._make(row)
 
 
-def held(reader: Reader, tool: str) -> Held | None:
+def held(reader: Reader, tool: str) -> HeldContent | None:
     """The content of a tool's version that is in quarantine now."""
     row = reader.one("SELECT digest, reason FROM quarantine WHERE tool = ? AND lifted_ms IS NULL", (tool,))
-    return None if row is None else Held._make(row)
+    return None if row is None else HeldContent._make(row)
 
 
 def impose(transaction: Transaction, digest: str, tool: str, call: str, reason: str, at_ms: int) -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import cached_property, partial
 from typing import Generic, TypeVar
 
-from interlock.store.connection import Connection
+from interlock.store.connection import SqliteConnection
 from interlock.store.home import Home, store_failure
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class Readers:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._idle: list[Connection] = []
+        self._idle: list[SqliteConnection] = []
         self._closed = False
 
     @cached_property
@@ -45,11 +45,11 @@ class Readers:
 
         return await get_running_loop().run_in_executor(self._threads, work)
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
+    async def read(self, work: Callable[[SqliteConnection], T]) -> T:
         """Read in one transaction: all that `work` reads is as it was at one moment."""
         return await self.run(partial(self._at_one_moment, work))
 
-    async def slices(self, work: Callable[[Connection], Generator[T]]) -> AsyncGenerator[T]:
+    async def slices(self, work: Callable[[SqliteConnection], Generator[T]]) -> AsyncGenerator[T]:
         """Run a generator that reads, piece by piece; each piece is read on a reading thread.
 
         There is no transaction around it: one that lasts as long as a slow client would keep the database's log from
@@ -66,7 +66,7 @@ class Readers:
             except RuntimeError:  # the threads have ended
                 pieces.close()
 
-    def _at_one_moment(self, work: Callable[[Connection], T]) -> T:
+    def _at_one_moment(self, work: Callable[[SqliteConnection], T]) -> T:
         try:
             connection = self._begun()
             try:
@@ -76,7 +76,7 @@ class Readers:
         except sqlite3.Error as error:
             raise store_failure(error, "read") from None
 
-    def _begun(self) -> Connection:
+    def _begun(self) -> SqliteConnection:
         """A connection in a transaction. The server may have ended one that was kept."""
         while True:
             pooled, connection = bool(self._idle), self.take()
@@ -89,14 +89,14 @@ class Readers:
             else:
                 return connection
 
-    def take(self) -> Connection:
+    def take(self) -> SqliteConnection:
         """A connection to read with, until it is given back."""
         try:
             return self._idle.pop()
         except IndexError:
             return self._home.reading()
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: SqliteConnection) -> None:
         """Keep a connection for the next read, or close it."""
         if self._home.near or len(self._idle) >= THREADS:
             connection.close()
@@ -127,11 +127,11 @@ class Readers:
 class _Pieces(Generic[T]):
     """A long read that is under way. Its reader can be cancelled while a thread still reads a piece."""
 
-    def __init__(self, readers: Readers, work: Callable[[Connection], Generator[T]]) -> None:
+    def __init__(self, readers: Readers, work: Callable[[SqliteConnection], Generator[T]]) -> None:
         self._readers = readers
         self._work = work
         self._lock = threading.Lock()
-        self._open: tuple[Connection, Generator[T]] | None = None
+        self._open: tuple[SqliteConnection, Generator[T]] | None = None
 
     def next(self) -> T | None:
         """The next piece; None after the last."""

@@ -14,7 +14,7 @@ from interlock.store import epochs
 from interlock.store.port import Reader, Transaction
 
 
-class Entry(NamedTuple):
+class CredentialEntry(NamedTuple):
     """A credential without its value."""
 
     name: str
@@ -35,7 +35,7 @@ class Sealed(NamedTuple):
     resting_until_ms: int
 
 
-class Slot(NamedTuple):
+class CredentialSlot(NamedTuple):
     """One slot of a credential, with its sealed value."""
 
     slot: str
@@ -45,10 +45,10 @@ class Slot(NamedTuple):
     resting_until_ms: int
 
 
-def entries(reader: Reader) -> list[Entry]:
+def entries(reader: Reader) -> list[CredentialEntry]:
     """Every credential, by name and slot."""
     rows = reader.all("SELECT name, slot, created_ms, expires_ms, resting_until_ms FROM secret ORDER BY name, slot")
-    return [Entry._make(row) for row in rows]
+    return [CredentialEntry._make(row) for row in rows]
 
 
 def expiries(reader: Reader) -> list[int]:
@@ -56,13 +56,13 @@ def expiries(reader: Reader) -> list[int]:
     return [at_ms for (at_ms,) in reader.all("SELECT expires_ms FROM secret WHERE expires_ms IS NOT NULL")]
 
 
-def slots(reader: Reader, name: str) -> list[Slot]:
+def slots(reader: Reader, name: str) -> list[CredentialSlot]:
     """The slots of a credential, in order."""
     rows = reader.all(
         "SELECT slot, sealed, created_ms, expires_ms, resting_until_ms FROM secret WHERE name = ? ORDER BY slot",
         (name,),
     )
-    return [Slot._make(row) for row in rows]
+    return [CredentialSlot._make(row) for row in rows]
 
 
 def slot_names(reader: Reader, name: str) -> list[str]:

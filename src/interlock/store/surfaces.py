@@ -31,7 +31,7 @@ class Loaded(NamedTuple):
     used_ms: int | None
 
 
-class Row(NamedTuple):
+class SurfaceRow(NamedTuple):
     """A surface. `facts` and `offered` are JSON objects."""
 
     holder: str
@@ -94,21 +94,21 @@ def use(transaction: Transaction, holder: str, addresses: Iterable[str]) -> None
         )
 
 
-def find(reader: Reader, holder: str) -> Row | None:
+def find(reader: Reader, holder: str) -> SurfaceRow | None:
     """The surface of a holder."""
     row = reader.one(f"{_SELECT} WHERE holder = ?", (holder,))
-    return None if row is None else Row._make(row)
+    return None if row is None else SurfaceRow._make(row)
 
 
-def of_caller(reader: Reader, who: str) -> Row | None:
+def of_caller(reader: Reader, who: str) -> SurfaceRow | None:
     """The surface of a caller or an agent that changed last: each of their tokens has its own."""
     row = reader.one(f"{_SELECT} WHERE caller = ? OR agent = ? ORDER BY changed_ms DESC, holder LIMIT 1", (who, who))
-    return None if row is None else Row._make(row)
+    return None if row is None else SurfaceRow._make(row)
 
 
 def offer(
     transaction: Transaction, holder: str, surface_id: str, facts: Mapping[str, Any], offered: Mapping[str, str]
-) -> Row | None:
+) -> SurfaceRow | None:
     """Store what a holder is offered, with a record in the journal. None if it is offered that already."""
     before = find(transaction, holder)
     known: dict[str, str] = {} if before is None else orjson.loads(before.offered)
@@ -116,7 +116,7 @@ def offer(
         return None
     now_ms = transaction.now_ms
     caller, agent = str(facts["id"]), facts.get("agent")
-    row = Row(
+    row = SurfaceRow(
         holder, surface_id, caller, agent, orjson.dumps(facts).decode(), orjson.dumps(offered).decode(),
         1 if before is None else before.revision + 1, now_ms if before is None else before.created_ms, now_ms,
     )  # fmt: skip

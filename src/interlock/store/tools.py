@@ -25,7 +25,7 @@ _SELECT = f"SELECT {_COLUMNS} FROM tool_version"  # noqa: S608 - constants
 _WITHOUT_MANIFEST = _SELECT.replace("manifest", "NULL")
 
 
-class Row(NamedTuple):
+class ToolVersionRow(NamedTuple):
     """One version. `manifest` and `notice` are JSON; the manifest is None where it was left out of the query."""
 
     address: str
@@ -45,7 +45,7 @@ class Lifecycle(NamedTuple):
     notice: str | None
 
 
-class Evidence(NamedTuple):
+class StoredEvidence(NamedTuple):
     """The result of the contract tests on one content."""
 
     digest: str
@@ -85,26 +85,26 @@ def bump_epoch(transaction: Transaction, addresses: Collection[str] | None) -> N
 # Versions
 
 
-def all_versions(reader: Reader) -> list[Row]:
+def all_versions(reader: Reader) -> list[ToolVersionRow]:
     """Every version, by address and time of publication."""
-    return [Row._make(row) for row in reader.all(f"{_SELECT} ORDER BY address, published_ms")]
+    return [ToolVersionRow._make(row) for row in reader.all(f"{_SELECT} ORDER BY address, published_ms")]
 
 
-def all_without_manifests(reader: Reader) -> list[Row]:
+def all_without_manifests(reader: Reader) -> list[ToolVersionRow]:
     """Every version without its manifest, by address and time of publication."""
-    return [Row._make(row) for row in reader.all(f"{_WITHOUT_MANIFEST} ORDER BY address, published_ms")]
+    return [ToolVersionRow._make(row) for row in reader.all(f"{_WITHOUT_MANIFEST} ORDER BY address, published_ms")]
 
 
-def versions(reader: Reader, address: str) -> list[Row]:
+def versions(reader: Reader, address: str) -> list[ToolVersionRow]:
     """Every version of a tool."""
-    return [Row._make(row) for row in reader.all(f"{_SELECT} WHERE address = ?", (address,))]
+    return [ToolVersionRow._make(row) for row in reader.all(f"{_SELECT} WHERE address = ?", (address,))]
 
 
-def versions_of(reader: Reader, addresses: Collection[str]) -> list[Row]:
+def versions_of(reader: Reader, addresses: Collection[str]) -> list[ToolVersionRow]:
     """Every version of some tools without its manifest, by address and time of publication."""
     marks = ", ".join("?" * len(addresses))
     rows = reader.all(f"{_WITHOUT_MANIFEST} WHERE address IN ({marks}) ORDER BY address, published_ms", [*addresses])
-    return [Row._make(row) for row in rows]
+    return [ToolVersionRow._make(row) for row in rows]
 
 
 def manifest(reader: Reader, address: str, version: str, digest: str) -> str | None:
@@ -269,13 +269,13 @@ def insert_alias(transaction: Transaction, alias: str, address: str) -> None:
 # Evidence
 
 
-def evidence(reader: Reader, digest: str) -> Evidence | None:
+def evidence(reader: Reader, digest: str) -> StoredEvidence | None:
     """The result of the latest contract tests on a content; None where there were none."""
     row = reader.one("SELECT digest, passed, mode, report FROM evidence WHERE digest = ?", (digest,))
-    return None if row is None else Evidence._make(row)
+    return None if row is None else StoredEvidence._make(row)
 
 
-def put_evidence(transaction: Transaction, result: Evidence, at_ms: int) -> None:
+def put_evidence(transaction: Transaction, result: StoredEvidence, at_ms: int) -> None:
     """Store the result of contract tests, in place of an earlier one on the same content."""
     transaction.execute(
         "INSERT INTO evidence (digest, mode, passed, report, at_ms) VALUES (?, ?, ?, ?, ?)"

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from interlock.store.connection import Connection, Rows
+from interlock.store.connection import Rows, SqliteConnection
 from interlock.store.last_head import GENESIS, HEAD, PURGED_HEAD
 from interlock.store.port import Changed, EarlyRow
 
@@ -58,7 +58,7 @@ class Transaction(Rows):
         "rows", "soiled", "torn",
     )  # fmt: skip
 
-    def __init__(self, connection: Connection, seq: int, head: bytes, now_ms: int) -> None:
+    def __init__(self, connection: SqliteConnection, seq: int, head: bytes, now_ms: int) -> None:
         self._connection = connection
         self._seq = seq
         self._head = head

@@ -24,7 +24,7 @@ _TEXT = "upstream_text:"
 _SELECT = f"SELECT {_COLUMNS}, (SELECT value FROM fact WHERE fact.name = '{_TOOLS}' || upstream.name) FROM upstream"  # noqa: S608 - constants
 
 
-class Row(NamedTuple):
+class UpstreamRow(NamedTuple):
     """One upstream. `config` and `overlay` are JSON; `revision` changes when its tools do."""
 
     name: str
@@ -82,14 +82,14 @@ class Admitted(NamedTuple):
 # Upstreams
 
 
-def every(reader: Reader) -> list[Row]:
+def every(reader: Reader) -> list[UpstreamRow]:
     """Every upstream, by name."""
-    return [Row._make(row) for row in reader.all(f"{_SELECT} ORDER BY name")]
+    return [UpstreamRow._make(row) for row in reader.all(f"{_SELECT} ORDER BY name")]
 
 
-def find(reader: Reader, name: str) -> Row | None:
+def find(reader: Reader, name: str) -> UpstreamRow | None:
     row = reader.one(f"{_SELECT} WHERE name = ?", (name,))
-    return None if row is None else Row._make(row)
+    return None if row is None else UpstreamRow._make(row)
 
 
 def overlay(reader: Reader, name: str) -> str | None:

@@ -118,7 +118,7 @@ def plain(value: Any) -> Any:
 # The ledger
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """A record of the journal."""
 
     seq: Any
@@ -159,17 +159,17 @@ def newest_body(reader: Reader) -> Any:
     return None if row is None else row[0]
 
 
-def records_of_authority(reader: Reader) -> Iterator[Entry]:
+def records_of_authority(reader: Reader) -> Iterator[JournalEntry]:
     """The records that identities, revocations, tickets, standing approvals and segments come from."""
     return _entries(reader.each(_OF_AUTHORITY))
 
 
-def records_of_keys_and_sessions(reader: Reader) -> Iterator[Entry]:
+def records_of_keys_and_sessions(reader: Reader) -> Iterator[JournalEntry]:
     """The records of calls whose idempotency key must be there, and those that state a session's version."""
     return _entries(reader.each(_OF_KEYS_AND_SESSIONS))
 
 
-def records_of_costs(reader: Reader) -> Iterator[Entry]:
+def records_of_costs(reader: Reader) -> Iterator[JournalEntry]:
     """The records that state a cost or what is spent of a budget."""
     return _entries(reader.each(_OF_COSTS))
 
@@ -187,9 +187,9 @@ def open_calls(reader: Reader) -> Iterator[tuple[Any, Any]]:
         yield seq, plain(call)
 
 
-def _entries(rows: Iterator[Any]) -> Iterator[Entry]:
+def _entries(rows: Iterator[Any]) -> Iterator[JournalEntry]:
     for seq, kind, call, body in rows:
-        yield Entry(seq, plain(kind), plain(call), body)
+        yield JournalEntry(seq, plain(kind), plain(call), body)
 
 
 # The tables that are compared with it

@@ -35,7 +35,7 @@ Ask = Callable[[str, str, bool], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ServerEntry:
     """One server of the file. `config` adds it as an upstream, once `secrets` are stored under their names.
 
     If `reason` is not empty it cannot be added, or need not be (`skipped`).
@@ -56,7 +56,7 @@ class ClientConfig:
 
     document: Json
     place: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[ServerEntry, ...]
 
     def replaced(self, command: list[str]) -> Json:
         """The document with Interlock, started by `command`, as its only server."""
@@ -257,22 +257,22 @@ def is_setting(name: str, value: str) -> bool:
 # Entries
 
 
-def _entry(name: str, entry: Any, values: _Values, taken: set[str], plain: frozenset[str]) -> Entry:
+def _entry(name: str, entry: Any, values: _Values, taken: set[str], plain: frozenset[str]) -> ServerEntry:
     if not isinstance(entry, dict):
-        return Entry(name, reason="its entry is not an object")
+        return ServerEntry(name, reason="its entry is not an object")
     try:
         return _read_entry(name, cast("Json", entry), values, taken, plain)
     except _Unusable as unusable:
-        return Entry(name, reason=str(unusable))
+        return ServerEntry(name, reason=str(unusable))
 
 
-def _read_entry(name: str, entry: Json, values: _Values, taken: set[str], plain: frozenset[str]) -> Entry:
+def _read_entry(name: str, entry: Json, values: _Values, taken: set[str], plain: frozenset[str]) -> ServerEntry:
     if entry.get("disabled") is True or entry.get("enabled") is False:
-        return Entry(name, reason="it is disabled in the file", skipped=True)
+        return ServerEntry(name, reason="it is disabled in the file", skipped=True)
     command = _text(entry, "command")
     args = _texts(entry, "args")
     if name == "interlock" or (command or "").rpartition("/")[2] == "interlock" or "interlock.cli" in args:
-        return Entry(name, reason="it is Interlock itself", skipped=True)
+        return ServerEntry(name, reason="it is Interlock itself", skipped=True)
     if entry.get("envFile"):
         raise _Unusable("it reads variables from `envFile`; write those that it needs into `env`, and import again")
     upstream = _upstream_name(name, taken)
@@ -300,7 +300,7 @@ def _read_entry(name: str, entry: Json, values: _Values, taken: set[str], plain:
         if entry.get("type") == "sse" or address.rstrip("/").endswith("/sse"):
             notes.append("the HTTP+SSE transport is not supported; streamable HTTP is tried at the same address")
     secrets = _add_values(config, "headers" if command is None else "env", given, values, upstream, plain)
-    return Entry(name, upstream, config, secrets, tuple(notes))
+    return ServerEntry(name, upstream, config, secrets, tuple(notes))
 
 
 def _add_values(

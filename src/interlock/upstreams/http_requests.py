@@ -18,7 +18,7 @@ from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.data.schema import Json
 from interlock.upstreams import templates, wire
-from interlock.upstreams.remote_config import Part, RemoteConfig, checked_url, header_safe, keep_hidden
+from interlock.upstreams.remote_config import ConfigPart, RemoteConfig, checked_url, header_safe, keep_hidden
 from interlock.upstreams.request import Request, climbs, with_files
 from interlock.upstreams.request import build as build_openapi
 
@@ -32,7 +32,7 @@ _NAMED = expression(r"\{([A-Za-z_][\w.-]*)\}")
 _SPLITTING = expression(r"[/\\\x00-\x1f\x7f]|%(2f|5c|2e|25)", re.IGNORECASE)
 
 
-class HttpTool(Part):
+class HttpTool(ConfigPart):
     """An operation described by hand.
 
     `{name}` in path, query, headers and body stands for the argument `name`. Other arguments go into the query, or into

@@ -24,7 +24,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from interlock.call.connector import Definition, Discovered, RemoteCall
-from interlock.contract.manifest import Part
+from interlock.contract.manifest import ManifestPart
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
@@ -51,7 +51,7 @@ _ENDING_S = 5.0
 RESULT_SCHEMA: Json = {"type": ["string", "object", "array", "number", "boolean", "null"]}
 
 
-class LangChainConfig(Part):
+class LangChainConfig(ManifestPart):
     """The module of the tools, as `import` names it, and the name under which each secret is lent."""
 
     module: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=500)

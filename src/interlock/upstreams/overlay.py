@@ -30,8 +30,8 @@ from interlock.contract.manifest import (
     Approval,
     Effect,
     KeyFrom,
+    ManifestPart,
     MutationClass,
-    Part,
     SchemaDocument,
     ToolIdText,
 )
@@ -43,7 +43,7 @@ from interlock.data.documents import Malformed, read_yaml
 from interlock.data.schema import Fault, Json, pointer
 
 
-class ParameterOverlay(Part):
+class ParameterOverlay(ManifestPart):
     """The operator's statements about one parameter.
 
     `kind` states what its texts are, so that rules see them in normal form: a path, a URL, a host or a command. For a
@@ -56,7 +56,7 @@ class ParameterOverlay(Part):
     examples: tuple[Any, ...] = Field((), strict=False)
 
 
-class ToolOverlay(Part):
+class ToolOverlay(ManifestPart):
     """The operator's statements about one tool; where they are silent, the upstream's statement or the safe value
     applies.
 
@@ -103,7 +103,7 @@ class ToolOverlay(Part):
 OF_ONE = ("rename", "title", "description", "search_hint", "parameters", "result_schema", "examples", "undo")
 
 
-class Overlay(Part):
+class Overlay(ManifestPart):
     """The operator's statements about an upstream's tools, by the upstream's own names."""
 
     defaults: ToolOverlay = ToolOverlay.model_construct()

@@ -24,7 +24,7 @@ _CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie
 _TOKEN = expression(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
-class Part(pydantic.BaseModel):
+class ConfigPart(pydantic.BaseModel):
     """A piece of a configuration: closed, immutable."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -35,7 +35,7 @@ class Part(pydantic.BaseModel):
         return read_config(cls, document)
 
 
-class Tls(Part):
+class Tls(ConfigPart):
     """The trusted authorities and our certificate. By default, the system's authorities and no certificate."""
 
     ca_file: Path | None = None
@@ -82,7 +82,7 @@ class Look(NamedTuple):
     credentials: Mapping[str, str]
 
 
-class Auth(Part):
+class Auth(ConfigPart):
     """The way a credential is sent to the upstream. `secret` is its name in the secrets store, never its value."""
 
     kind: Literal["bearer", "header", "query", "basic"]
@@ -122,7 +122,7 @@ class Auth(Part):
         return f"{quote(self.name, safe='')}={quote(self.value(lent), safe='')}" if self.kind == "query" else ""
 
 
-class RemoteConfig(Part):
+class RemoteConfig(ConfigPart):
     """The configuration that all connectors share."""
 
     auth: Auth | None = None

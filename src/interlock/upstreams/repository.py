@@ -26,7 +26,7 @@ from interlock.core.record import NamedTuple, dataclass
 from interlock.data.canonical import digest, encode
 from interlock.data.schema import Json
 from interlock.registry import admission, quarantine
-from interlock.registry.admission import Evidence
+from interlock.registry.admission import TestEvidence
 from interlock.store import records
 from interlock.store import tools as stored_tools
 from interlock.store import upstreams as store
@@ -265,7 +265,7 @@ def settle(
     known: Upstream,
     judged_by: Page,
     looked: Sequence[Offered],
-    evidence: Mapping[str, Evidence],
+    evidence: Mapping[str, TestEvidence],
     *,
     by: str,
     new: bool,
@@ -328,12 +328,12 @@ def unproven(reader: Reader, name: str) -> list[tuple[str, str, str]]:
     return store.with_evidence(reader, name, admission.UNPROVEN)
 
 
-def unproven_words(proof: Evidence) -> str:
+def unproven_words(proof: TestEvidence) -> str:
     """The remark on a tool that was admitted unproven; empty if it is proven."""
     return f"not proven yet, tried again at every refresh: {proof.report}" if proof.mode == admission.UNPROVEN else ""
 
 
-def proving(name: str, tried: Mapping[str, Evidence], refs: Mapping[str, str]) -> Unit[None]:
+def proving(name: str, tried: Mapping[str, TestEvidence], refs: Mapping[str, str]) -> Unit[None]:
     """Unit that stores contract tests that were run later, by the digest of their content; `refs` names it.
 
     What fails goes into quarantine: it was admitted, and calls of it are on record. What could not be tried this time
@@ -440,7 +440,7 @@ def _store_tool(transaction: Transaction, known: Upstream, one: Offered) -> None
     store.put_tool(transaction, known.name, row, pinned, discovered_ms)
 
 
-def _upstream(row: store.Row) -> Upstream:
+def _upstream(row: store.UpstreamRow) -> Upstream:
     return Upstream(
         row.name, row.kind, row.config, orjson.loads(row.overlay), row.state,
         row.reason, row.added_ms, row.added_by, row.discovered_ms, row.probed_ms, row.revision,

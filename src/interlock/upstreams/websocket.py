@@ -24,7 +24,7 @@ from interlock.data.schema import Json
 from interlock.net import addresses
 from interlock.upstreams import templates, wire
 from interlock.upstreams.kinds import Site
-from interlock.upstreams.remote_config import Part, RemoteConfig, checked_url, keep_hidden
+from interlock.upstreams.remote_config import ConfigPart, RemoteConfig, checked_url, keep_hidden
 from interlock.upstreams.response_limits import Intake
 from interlock.upstreams.sender import Sender, Sleep
 from interlock.upstreams.websocket_links import Links, value_at
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from interlock.resilience.services import Services
 
 
-class WebSocketTool(Part):
+class WebSocketTool(ConfigPart):
     """An operation: a JSON-RPC `method`, or the message to `send` with `{id}` in the place of the id.
 
     In a template, `{name}` stands for the argument `name` and `{*}` for all others. `result` and `error` are their

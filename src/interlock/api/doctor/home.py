@@ -72,7 +72,7 @@ def check_redis(home: Home) -> Iterator[Finding]:
     """Whether the Redis server of the settings answers. Its password is not tried: it may be sealed."""
     import asyncio
 
-    from interlock.net.redis import Connection, Lost
+    from interlock.net.redis import Lost, RedisConnection
     from interlock.settings import load_settings
 
     url = load_settings(home.settings).redis
@@ -80,7 +80,7 @@ def check_redis(home: Home) -> Iterator[Finding]:
         return
 
     async def ask() -> None:
-        connection = await Connection.open(url)
+        connection = await RedisConnection.open(url)
         try:
             await connection.ask("PING")
         finally:

@@ -14,13 +14,13 @@ from interlock.contract.standard.document import (
     Behavior,
     Count,
     Document,
+    DocumentPart,
     EventClass,
     Flag,
     HookOutput,
     HookPhase,
     Json,
     Name,
-    Part,
     Percent,
     Refs,
     SyntheticCause,
@@ -89,14 +89,14 @@ class ToolSchedulerPolicy(Document):
 # ── what happens ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Transition(Part):
+class Transition(DocumentPart):
     """A state a call reached, and when, if that was put on record."""
 
     state: State
     at: Timestamp | None = None
 
 
-class InputChange(Part):
+class InputChange(DocumentPart):
     """One difference between two of the four inputs of a call, with its source."""
 
     before: Literal["model_input", "observable_input", "permission_input"]

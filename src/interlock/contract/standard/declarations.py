@@ -14,12 +14,12 @@ from interlock.contract.standard.document import (
     ContentType,
     Count,
     Document,
+    DocumentPart,
     ExecutionKind,
     Flag,
     Json,
     Lifecycle,
     Name,
-    Part,
     Refs,
     SearchHint,
     SurfaceScope,
@@ -107,7 +107,7 @@ class ToolNamespace(Document):
 # ── the interface: nine concerns, kept apart ────────────────────────────────────────────────────────────────────────
 
 
-class Identity(Part):
+class Identity(DocumentPart):
     tool_id: Name
     namespace: Name
     name: Name
@@ -116,7 +116,7 @@ class Identity(Part):
     display_name: str | None = None
 
 
-class Schemas(Part):
+class Schemas(DocumentPart):
     model_input_schema: Json | None = None
     runtime_input_schema: Json | None = None
     output_schema: Json | None = None
@@ -124,7 +124,7 @@ class Schemas(Part):
     visibility: str | None = None
 
 
-class Availability(Part):
+class Availability(DocumentPart):
     is_enabled: Flag = True
     setup_state: str | None = None
     feature_gates: Refs = ()
@@ -133,13 +133,13 @@ class Availability(Part):
     deferred: Flag = False
 
 
-class Validation(Part):
+class Validation(DocumentPart):
     parses_schema: Flag = True
     value_checks: Refs = ()
     preflight_checks: Refs = ()
 
 
-class Safety(Part):
+class Safety(DocumentPart):
     """The safety facts of a tool. INVARIANT: an omitted fact reads as the unsafe value."""
 
     is_concurrency_safe: Flag = False
@@ -152,7 +152,7 @@ class Safety(Part):
     classifier_input: Any = None
 
 
-class PermissionMatching(Part):
+class PermissionMatching(DocumentPart):
     tool_names: Refs = ()
     paths: Refs = ()
     commands: Refs = ()
@@ -161,7 +161,7 @@ class PermissionMatching(Part):
     native_operations: Refs = ()
 
 
-class Execution(Part):
+class Execution(DocumentPart):
     callable_ref: str | None = None
     timeout_ms: Count | None = None
     supports_abort: Flag = False
@@ -170,7 +170,7 @@ class Execution(Part):
     modifies_context: Flag = True  # default: it may, so it cannot share a turn with other calls
 
 
-class Rendering(Part):
+class Rendering(DocumentPart):
     model_result: str | None = None
     ui_result: str | None = None
     ui_progress: str | None = None
@@ -180,7 +180,7 @@ class Rendering(Part):
     transcript_search_text: str | None = None
 
 
-class Persistence(Part):
+class Persistence(DocumentPart):
     max_inline_chars: Count | None = None
     opt_out: Flag = False
     opt_out_reason: str | None = None
@@ -257,7 +257,7 @@ class DeferredToolRef(Document):
     selection_ref: str | None = None
 
 
-class BlockedTool(Part):
+class BlockedTool(DocumentPart):
     """A tool that is kept off a surface, and why."""
 
     tool_id: Name

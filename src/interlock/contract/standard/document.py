@@ -108,7 +108,7 @@ SchemaVersion = Annotated[str, Field(pattern=r"^0\.2\.(0|[1-9][0-9]*)$")]
 _READING = object()  # the validation context of a document being read, as opposed to one being made
 
 
-class Part(BaseModel):
+class DocumentPart(BaseModel):
     """A piece of a document: frozen, and open to fields it does not know."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False, defer_build=True)
@@ -129,7 +129,7 @@ class Part(BaseModel):
         return schema
 
 
-class Document(Part):
+class Document(DocumentPart):
     """One of the nineteen objects."""
 
     OBJECT: ClassVar[str]

@@ -12,10 +12,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from interlock.contract.standard.document import (
     Count,
     Document,
+    DocumentPart,
     Flag,
     Json,
     Name,
-    Part,
     PersistenceDecision,
     Refs,
     Timestamp,
@@ -26,17 +26,17 @@ from interlock.core.errors import ErrorClass, ErrorCode
 # ── content ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class TextContent(Part):
+class TextContent(DocumentPart):
     type: Literal["text"] = "text"
     text: str
 
 
-class JsonContent(Part):
+class JsonContent(DocumentPart):
     type: Literal["json"] = "json"
     value: Any
 
 
-class MediaContent(Part):
+class MediaContent(DocumentPart):
     """An image, audio or video: base64 data, or a reference where it is large."""
 
     type: Literal["image", "audio", "video"]
@@ -45,7 +45,7 @@ class MediaContent(Part):
     uri: str | None = None
 
 
-class FileContent(Part):
+class FileContent(DocumentPart):
     type: Literal["file"] = "file"
     uri: Name
     name: str | None = None
@@ -53,14 +53,14 @@ class FileContent(Part):
     size_bytes: Count | None = None
 
 
-class ResourceLinkContent(Part):
+class ResourceLinkContent(DocumentPart):
     type: Literal["resource_link"] = "resource_link"
     uri: Name
     name: str | None = None
     mime_type: str | None = None
 
 
-class EmbeddedResourceContent(Part):
+class EmbeddedResourceContent(DocumentPart):
     type: Literal["embedded_resource"] = "embedded_resource"
     uri: Name
     mime_type: str | None = None
@@ -68,20 +68,20 @@ class EmbeddedResourceContent(Part):
     blob: str | None = None
 
 
-class LogContent(Part):
+class LogContent(DocumentPart):
     type: Literal["log"] = "log"
     text: str
     level: str | None = None
     stream: str | None = None
 
 
-class DiffContent(Part):
+class DiffContent(DocumentPart):
     type: Literal["diff"] = "diff"
     diff: str
     path: str | None = None
 
 
-class RefContent(Part):
+class RefContent(DocumentPart):
     """A persisted payload or an artifact, by reference."""
 
     type: Literal["persisted_ref", "artifact_ref"]
@@ -105,7 +105,7 @@ ContentItem = Annotated[
 ]
 
 
-_ITEM: TypeAdapter[Part] = TypeAdapter(ContentItem)
+_ITEM: TypeAdapter[DocumentPart] = TypeAdapter(ContentItem)
 
 
 def content_item(document: Json) -> Json | None:
@@ -119,7 +119,7 @@ def content_item(document: Json) -> Json | None:
 # ── results ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class UiRendering(Part):
+class UiRendering(DocumentPart):
     """The views of a result for people."""
 
     progress: Any = None
@@ -129,21 +129,21 @@ class UiRendering(Part):
     expanded: Any = None
 
 
-class HandoffTarget(Part):
+class HandoffTarget(DocumentPart):
     """The receiver of a handoff: an agent or a tool."""
 
     agent: str | None = None
     tool: str | None = None
 
 
-class HandoffAuthority(Part):
+class HandoffAuthority(DocumentPart):
     """The authority that a handoff names. It is a statement: the receiver's own token decides."""
 
     scopes: Refs = ()
     resources: Refs = ()
 
 
-class Handoff(Part):
+class Handoff(DocumentPart):
     """A reference that hands work over. It grants nothing by itself."""
 
     handoff_id: Name

@@ -37,7 +37,7 @@ Owner = tuple[str, str]
 Method: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
 
-class Held:
+class RunningRpcs:
     """Counts the running RPCs of each caller."""
 
     def __init__(self) -> None:

@@ -119,7 +119,7 @@ class Servicer:
         self._service = service
         self._most = most
         self._hurried = False
-        self._held = places.Held()
+        self._held = places.RunningRpcs()
         self._ears = Ears(service.app)
         self._at_work: dict[asyncio.Task[Any], Rpc] = {}
 
@@ -359,7 +359,7 @@ class Servicer:
             raise stream.refused or Failure("E3703", f"the call of `{first.start.tool_id}` was cancelled by its caller")
         await context.write(wire.RunEvent(result=_call_result(call.result())).SerializeToString())
 
-    async def _obey(self, context: Context, stream: Stream) -> None:
+    async def _obey(self, context: Context, stream: CallStream) -> None:
         """Do what later messages say, until there are none."""
         try:
             while (message := await _read(context, self._most)) is not None:
@@ -373,7 +373,7 @@ class Servicer:
             stream.call.cancel()
 
 
-class Stream:
+class CallStream:
     """The events of one call, in order, until it has ended."""
 
     def __init__(self, call: asyncio.Task[Result], first_id: str) -> None:
@@ -407,18 +407,18 @@ class Ears:
 
     def __init__(self, app: Interlock) -> None:
         self._app = app
-        self._by_task: dict[asyncio.Task[Any], Stream] = {}
-        self._by_call: dict[str, Stream] = {}
+        self._by_task: dict[asyncio.Task[Any], CallStream] = {}
+        self._by_call: dict[str, CallStream] = {}
         self._stop: Callable[[], None] | None = None
 
-    def open(self, call: asyncio.Task[Result], first_id: str) -> Stream:
+    def open(self, call: asyncio.Task[Result], first_id: str) -> CallStream:
         """Begin to hear of the call that a task makes."""
         if self._stop is None:
             self._stop = self._app.listen(self._hear)
-        stream = self._by_task[call] = Stream(call, first_id)
+        stream = self._by_task[call] = CallStream(call, first_id)
         return stream
 
-    def close(self, stream: Stream) -> None:
+    def close(self, stream: CallStream) -> None:
         """Hear of it no more."""
         del self._by_task[stream.call]
         if stream.call_id is not None:

@@ -44,7 +44,7 @@ from interlock.doors.mcp.listing import EXPECTS, KEY, Form, Listing, can_sample,
 from interlock.doors.mcp.watched import watched
 from interlock.doors.response_template import REQUEST, Templates
 from interlock.http.asgi import LARGE_BODY, Receive, Scope, Send, check_body, header, read_with, replay, text
-from interlock.http.route import PerRequest, Reply, Route, Stream, guarded, refused
+from interlock.http.route import PerRequest, Reply, ResponseStream, Route, guarded, refused
 from interlock.telemetry.w3c import sent as trace_sent
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class McpRoute(Route):
         self.recognition = _Recognition(sdk_rules)
         self._templates = Templates()
 
-    async def prepare(self, head: Scope) -> _Handler | Reply | Stream:
+    async def prepare(self, head: Scope) -> _Handler | Reply | ResponseStream:
         authorization = header(head, b"authorization")
         try:
             caller = self.service.known(authorization) or await self.service.authenticate(authorization)
@@ -213,13 +213,13 @@ class McpRoute(Route):
             return self.to_sdk(caller)
         return _Handler(self, head, authorization, headers, counted)
 
-    def to_sdk(self, caller: Caller, body: bytes | None = None) -> Stream:
+    def to_sdk(self, caller: Caller, body: bytes | None = None) -> ResponseStream:
         """Have the SDK answer a request, whose body may have been read already."""
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await self._sdk(scope, receive if body is None else replay(body, receive), send, caller)
 
-        return Stream(guarded(app))
+        return ResponseStream(guarded(app))
 
     async def tool(self, params: Json, named: str | None, caller: Caller) -> tuple[Prepared, Form, str]:
         """The tool that is called, the form of its results, and its address."""
@@ -287,7 +287,7 @@ class McpRoute(Route):
 
     async def called(
         self, request_id: int | str, wanted: Wanted, caller: Caller, tool: Prepared, form: Form
-    ) -> Reply | Stream:
+    ) -> Reply | ResponseStream:
         """The answer to a `tools/call`. A read on the fast path is made in the task of the request."""
         begun = None
         try:
@@ -395,7 +395,7 @@ class _Handler:
         self._method = None if headers is None else _METHODS[headers[b"mcp-method"]]
         self._name = None if headers is None else text(headers, b"mcp-name")
 
-    async def __call__(self, body: bytes, sent: PerRequest) -> Reply | Stream:
+    async def __call__(self, body: bytes, sent: PerRequest) -> Reply | ResponseStream:
         route = self._route
         try:
             caller = self._recall(self._digest) or await route.service.authenticate(self._authorization)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from interlock.http.asgi import Receive, Scope, Send
-from interlock.http.route import Reply, Stream, guarded, send_reply
+from interlock.http.route import Reply, ResponseStream, guarded, send_reply
 
 if TYPE_CHECKING:
     from interlock.doors.mcp.calling import RunningCall
@@ -25,7 +25,9 @@ _SSE = [
 ]
 
 
-async def watched(call: RunningCall, answer: Callable[[], Awaitable[Reply]], after_s: float = 0.0) -> Reply | Stream:
+async def watched(
+    call: RunningCall, answer: Callable[[], Awaitable[Reply]], after_s: float = 0.0
+) -> Reply | ResponseStream:
     """The answer to a call that its client may give up on: a stream if it has not ended after `after_s`."""
     if after_s > 0:
         # `asyncio.wait` does the same at several times the cost.
@@ -51,7 +53,7 @@ async def watched(call: RunningCall, answer: Callable[[], Awaitable[Reply]], aft
     async def app(_: Scope, receive: Receive, send: Send) -> None:
         await _watch(call, answer, receive, send)
 
-    return Stream(guarded(app))
+    return ResponseStream(guarded(app))
 
 
 async def _watch(call: RunningCall, answer: Callable[[], Awaitable[Reply]], receive: Receive, send: Send) -> None:

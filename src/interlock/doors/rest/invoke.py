@@ -20,7 +20,7 @@ from interlock.doors.response_template import Templates
 from interlock.doors.rest.answers import of_failure, of_result, running, success
 from interlock.doors.rest.progress import EVENTS, streamed
 from interlock.http.asgi import MAX_BODY, Scope, headers, read_document, text
-from interlock.http.route import PerRequest, Refusal, Reply, Route, Stream
+from interlock.http.route import HeadRefusal, PerRequest, Reply, ResponseStream, Route
 from interlock.telemetry.w3c import sent as trace_sent
 
 PATH = "/v1/tools/invoke"
@@ -60,12 +60,12 @@ class Invoke(Route):
     def matches(self, scope: Scope) -> bool:
         return scope["path"] == PATH and scope["method"] == "POST"
 
-    async def prepare(self, head: Scope) -> _Handler | Refusal:
+    async def prepare(self, head: Scope) -> _Handler | HeadRefusal:
         handler = _Handler(self, headers(head))
         try:
             await handler.authenticate()
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            return Refusal(partial(handler.refuse, error))
+            return HeadRefusal(partial(handler.refuse, error))
         return handler
 
     def trace_id(self, trace: str | None) -> str:
@@ -104,7 +104,7 @@ class _Handler:
         """The caller whose token the head has, as things stand now."""
         return self._recall(self._digest) or await self._route.service.authenticate(self._authorization)
 
-    async def __call__(self, body: bytes, sent: PerRequest) -> Reply | Stream:
+    async def __call__(self, body: bytes, sent: PerRequest) -> Reply | ResponseStream:
         trace, key = (trace_sent(sent), text(sent, b"idempotency-key")) if sent else (None, None)
         try:
             caller = self._recall(self._digest) or await self.authenticate()

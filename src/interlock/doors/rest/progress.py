@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.http.asgi import Receive, Scope, Send
-from interlock.http.route import Reply, Stream, guarded
+from interlock.http.route import Reply, ResponseStream, guarded
 
 # How long a stream is silent at most: what sits between may cut a connection on which nothing moves.
 SILENCE_S = 15.0
@@ -26,7 +26,7 @@ _HEADERS = [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"x-acc
 Make = Callable[[Callable[[Json], None]], Awaitable[Reply]]
 
 
-def streamed(make: Make, may_hear: Callable[[], bool]) -> Stream:
+def streamed(make: Make, may_hear: Callable[[], bool]) -> ResponseStream:
     """The answer to a call that `make` makes. Progress is sent while `may_hear`: a token may expire."""
 
     async def app(_: Scope, __: Receive, send: Send) -> None:
@@ -39,7 +39,7 @@ def streamed(make: Make, may_hear: Callable[[], bool]) -> Stream:
         finally:
             making.cancel()  # only a server that stops ends the call
 
-    return Stream(guarded(app))
+    return ResponseStream(guarded(app))
 
 
 def _replace(news: asyncio.Queue[Json], record: Json) -> None:

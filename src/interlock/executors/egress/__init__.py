@@ -27,7 +27,7 @@ to us and never sees it again; a client that speaks to a proxy inside then speak
 
 from __future__ import annotations
 
-from interlock.executors.egress.policy import EgressPolicy, Limits, Refusal, Seen, violation
+from interlock.executors.egress.policy import EgressPolicy, EgressRefusal, Limits, Seen, violation
 from interlock.executors.egress.proxy import Egress
 
-__all__ = ["Egress", "EgressPolicy", "Limits", "Refusal", "Seen", "violation"]
+__all__ = ["Egress", "EgressPolicy", "EgressRefusal", "Limits", "Seen", "violation"]

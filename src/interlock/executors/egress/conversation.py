@@ -16,9 +16,9 @@ import h11
 
 from interlock.core.errors import Failure
 from interlock.executors.egress.hello import DENIED, NotTlsError, read_hello
-from interlock.executors.egress.policy import Refusal, Seen
+from interlock.executors.egress.policy import EgressRefusal, Seen
 from interlock.executors.egress.target import Target, read_target, shown
-from interlock.executors.egress.wire import Peer, RefusedError, Stream, pump, until
+from interlock.executors.egress.wire import Peer, RefusedError, TunnelStream, pump, until
 from interlock.net import addresses
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Conversation:
     def __init__(self, egress: Record, streams: Streams) -> None:
         self._egress = egress
         self._limits = egress.limits
-        self._stream = Stream(streams, self._touch, self._touch)
+        self._stream = TunnelStream(streams, self._touch, self._touch)
         self._client = Peer(h11.SERVER, self._stream, self._limits.head_bytes)
         self._idle = self._total = asyncio.timeout(None)
         self._last_words = b""
@@ -90,7 +90,7 @@ class Conversation:
         self._begun = True
         self._egress.begin(seen)
         try:
-            upstream = Stream(
+            upstream = TunnelStream(
                 await self._dial(places, target.port),
                 lambda size: self._received(seen, size),
                 lambda size: self._sending(seen, size),
@@ -162,7 +162,7 @@ class Conversation:
         async with asyncio.timeout(each_s):
             return await self._egress.dial(places[-1], port)
 
-    async def _exchange(self, request: h11.Request, target: Target, upstream: Stream, seen: Seen) -> bool:
+    async def _exchange(self, request: h11.Request, target: Target, upstream: TunnelStream, seen: Seen) -> bool:
         assert target.path is not None
         far = Peer(h11.CLIENT, upstream, self._limits.head_bytes)
         headers = [(b"host", target.host_header.encode()), *_passed_on(request.headers), (b"connection", b"close")]
@@ -204,7 +204,7 @@ class Conversation:
             else:
                 raise ConnectionError("the upstream broke off")
 
-    async def _tunnel(self, target: Target, upstream: Stream, seen: Seen) -> None:
+    async def _tunnel(self, target: Target, upstream: TunnelStream, seen: Seen) -> None:
         await self._client.hear()  # the end of a request without a body
         await self._client.send(h11.Response(status_code=200, headers=[], reason=b"connection established"))
         seen.status = 200
@@ -254,7 +254,7 @@ class Conversation:
 
     def _remember(self, refused: RefusedError) -> None:
         self._egress.refuse(
-            Refusal(
+            EgressRefusal(
                 host=self._host,
                 port=self._port,
                 method=self._method,

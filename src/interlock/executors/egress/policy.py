@@ -94,7 +94,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class EgressRefusal:
     """An attempt of a call that was refused. Parts that could not be read are empty."""
 
     host: str
@@ -127,7 +127,7 @@ class Seen:
         return None if self.method == "CONNECT" else self.method in SAFE_METHODS
 
 
-def violation(refusals: Sequence[Refusal]) -> Failure:
+def violation(refusals: Sequence[EgressRefusal]) -> Failure:
     """The failure of a call after refusals: E3406, or E3407 if it only ran into limits."""
     first = next((refusal for refusal in refusals if refusal.code == "E3406"), refusals[0])
     more = f" (the first of {len(refusals)} refusals)" if len(refusals) > 1 else ""

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from interlock.core.clock import Clock
-from interlock.executors.egress.policy import EgressPolicy, Limits, Refusal, Seen
+from interlock.executors.egress.policy import EgressPolicy, EgressRefusal, Limits, Seen
 from interlock.executors.egress.streams import Streams
 from interlock.net.addresses import Resolve, resolve_by_system
 
@@ -38,7 +38,7 @@ class Egress:
         policy: EgressPolicy,
         *,
         clock: Clock,
-        on_event: Callable[[Refusal | Seen], None],
+        on_event: Callable[[EgressRefusal | Seen], None],
         on_begin: Callable[[Seen], None] | None = None,
         resolve: Resolve = resolve_by_system,
         dial: Dial = dial_directly,
@@ -49,7 +49,7 @@ class Egress:
         self.resolve = resolve
         self.dial = dial
         self.limits = limits or Limits()
-        self.refusals: list[Refusal] = []
+        self.refusals: list[EgressRefusal] = []
         self.refused = 0
         self.requests: list[Seen] = []
         self.wire_bytes = 0
@@ -82,7 +82,7 @@ class Egress:
             self._accepting.cancel()
             await asyncio.wait((self._accepting,))
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: EgressRefusal) -> None:
         self.refused += 1
         if len(self.refusals) < self.limits.refusals:
             self.refusals.append(refusal)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from interlock.executors.egress.policy import Refusal, Seen
+from interlock.executors.egress.policy import EgressRefusal, Seen
 from interlock.telemetry.trace import Outbound, Recording
 
 _METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
@@ -42,7 +42,7 @@ class RequestSpans:
             span.note({"http.response.status_code": seen.status})
         span.end(seen.error)
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: EgressRefusal) -> None:
         """Record a refused request. One that had left before has a span already."""
         if refusal.begun:
             return

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from interlock.core.clock import Clock
-from interlock.executors.egress.policy import EgressPolicy, Limits, Refusal, Seen
+from interlock.executors.egress.policy import EgressPolicy, EgressRefusal, Limits, Seen
 from interlock.net.addresses import Resolve
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -25,7 +25,7 @@ class Record(Protocol):
 
     def dial(self, address: str, port: int, /) -> Awaitable[Streams]: ...
 
-    def refuse(self, refusal: Refusal, /) -> None: ...
+    def refuse(self, refusal: EgressRefusal, /) -> None: ...
 
     def begin(self, seen: Seen, /) -> None: ...
 

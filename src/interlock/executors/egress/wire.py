@@ -28,7 +28,7 @@ class RefusedError(Exception):
         self.limit = limit
 
 
-class Stream:
+class TunnelStream:
     """One end of a connection. Counters are called after bytes were read and before they are written."""
 
     def __init__(self, streams: Streams, on_read: Callable[[int], None], on_write: Callable[[int], None]) -> None:
@@ -82,7 +82,7 @@ class Stream:
 class Peer:
     """One end of an HTTP conversation: a stream, and the state machine that reads and writes it."""
 
-    def __init__(self, role: type[h11.CLIENT] | type[h11.SERVER], stream: Stream, head_bytes: int) -> None:
+    def __init__(self, role: type[h11.CLIENT] | type[h11.SERVER], stream: TunnelStream, head_bytes: int) -> None:
         self.stream = stream
         self.http = h11.Connection(role, max_incomplete_event_size=head_bytes)
         self._ended = False
@@ -130,7 +130,7 @@ async def until(goal: Coroutine[Any, Any, None], aside: Coroutine[Any, Any, None
         await asyncio.gather(main, side, return_exceptions=True)
 
 
-async def pump(source: Stream, sink: Stream) -> None:
+async def pump(source: TunnelStream, sink: TunnelStream) -> None:
     """Pass bytes on until their end, and the end too."""
     while data := await source.read():
         await sink.write(data)

@@ -41,10 +41,10 @@ class Counted:
     peak_bytes: int
 
 
-class Slot:
+class CgroupSlot:
     """The limits of one child."""
 
-    def __init__(self, directories: Mapping[str, Path], unified: bool, yielding: set[Slot]) -> None:
+    def __init__(self, directories: Mapping[str, Path], unified: bool, yielding: set[CgroupSlot]) -> None:
         self._of = directories
         self._unified = unified
         self._kills_before = self._refused_before = 0
@@ -154,9 +154,9 @@ class Cgroups:
         self._unified = unified
         name = f"{PREFIX}{os.getpid()}-{_started(os.getpid())}-{next(_serial)}"
         self._roots = {controller: parent / name for controller, parent in parents.items()}
-        self._free: list[Slot] = []
+        self._free: list[CgroupSlot] = []
         self._made = 0
-        self._yielding: set[Slot] = set()
+        self._yielding: set[CgroupSlot] = set()
         self._lock = threading.Lock()
         try:
             for directory in dict.fromkeys(self._roots.values()):
@@ -168,7 +168,7 @@ class Cgroups:
             self.close()
             raise
 
-    def take(self) -> Slot:
+    def take(self) -> CgroupSlot:
         with self._lock:
             for slot in self._free:
                 if slot.deserted:
@@ -179,9 +179,9 @@ class Cgroups:
         directories = {controller: root / name for controller, root in self._roots.items()}
         for directory in dict.fromkeys(directories.values()):
             directory.mkdir()
-        return Slot(directories, self._unified, self._yielding)
+        return CgroupSlot(directories, self._unified, self._yielding)
 
-    def give(self, slot: Slot) -> None:
+    def give(self, slot: CgroupSlot) -> None:
         self._yielding.discard(slot)
         with self._lock:
             self._free.append(slot)

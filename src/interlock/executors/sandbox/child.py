@@ -14,7 +14,7 @@ from dataclasses import field
 from typing import Protocol
 
 from interlock.core.record import dataclass
-from interlock.executors.sandbox.cgroups import Slot
+from interlock.executors.sandbox.cgroups import CgroupSlot
 from interlock.executors.sandbox.job import Job, Limits, Mount, PythonJob, Tier
 
 _SOON_S, _GONE_S, _LOOK_S = 0.01, 5.0, 0.002
@@ -79,7 +79,7 @@ class Child:
     release: Callable[[], None]
     refusals: int | None = None
     inside: socket.socket | None = None
-    slot: Slot | None = None
+    slot: CgroupSlot | None = None
     all: select.epoll = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ class Backend(Protocol):
     async def close(self) -> None: ...
 
 
-class Evidence:
+class ChildEvidence:
     """The zygote's message about a child's end, and the child's mounts, which are released last.
 
     Unmounting is the slow part of an end, and the last holder has to wait for it. That must be us, after the message

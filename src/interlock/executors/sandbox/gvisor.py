@@ -20,7 +20,7 @@ from pathlib import Path
 
 from interlock.data.schema import Json
 from interlock.executors.sandbox import root
-from interlock.executors.sandbox.cgroups import PREFIX, Slot
+from interlock.executors.sandbox.cgroups import PREFIX, CgroupSlot
 from interlock.executors.sandbox.child import Child, IsolationError, Shape
 from interlock.executors.sandbox.confine import ENVIRONMENT
 from interlock.executors.sandbox.job import MIB
@@ -106,7 +106,7 @@ class Gvisor(OneShot):
         child.make_ready()
         return child
 
-    def _remove(self, bundle: Path, process: subprocess.Popen[bytes], over: int, slot: Slot | None) -> None:
+    def _remove(self, bundle: Path, process: subprocess.Popen[bytes], over: int, slot: CgroupSlot | None) -> None:
         self._release(process, over, slot)
         shutil.rmtree(bundle, ignore_errors=True)
 

@@ -135,7 +135,7 @@ Job = PythonJob | ProgramJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class JobOutcome:
     """The outcome of a job. Facts of a finished process (`exit_code` to `max_rss`) are None if it was
     not waited for.
     """
@@ -162,7 +162,7 @@ _OWN_CODES = frozenset((
 ))  # fmt: skip
 
 
-def failure_of(outcome: Outcome, ref: str) -> Failure:
+def failure_of(outcome: JobOutcome, ref: str) -> Failure:
     """Convert an outcome that is not a success to a failure for callers: no path, no output, nothing of the host."""
     signal = None if outcome.signal is None else f"signal {outcome.signal}"
     match outcome.status:
@@ -187,7 +187,7 @@ def failure_of(outcome: Outcome, ref: str) -> Failure:
             return Failure("E3405", f"{ref} was not run: {outcome.why or 'it could not be isolated'}")
 
 
-def _own_failure(outcome: Outcome, ref: str) -> Failure:
+def _own_failure(outcome: JobOutcome, ref: str) -> Failure:
     error = outcome.error or {}
     if error.get("code") in _OWN_CODES:
         return Failure(error["code"], str(error.get("message", "")), retryable=bool(error.get("retryable")))

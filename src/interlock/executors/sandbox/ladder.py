@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from interlock.core.record import dataclass
 from interlock.executors.sandbox.cgroups import Cgroups
 from interlock.executors.sandbox.child import Backend, IsolationError, Shape
-from interlock.executors.sandbox.job import Limits, Outcome, PythonJob
+from interlock.executors.sandbox.job import JobOutcome, Limits, PythonJob
 from interlock.executors.sandbox.pool import Host, Zygotes
 from interlock.executors.sandbox.watch import Watch
 
@@ -129,7 +129,7 @@ async def _probe(backend: Backend) -> str:
         backend.give_back(child)
 
 
-def _verdict(outcome: Outcome) -> str:
+def _verdict(outcome: JobOutcome) -> str:
     if outcome.status != "ok":
         return f"the probe ended as {outcome.status}: {outcome.why or outcome.error or 'no reason given'}"
     return "; ".join(outcome.value)

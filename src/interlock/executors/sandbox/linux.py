@@ -275,7 +275,7 @@ def add_filter(program: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class WaitingSyscall:
     """A system call that waits for an answer."""
 
     id: int
@@ -284,7 +284,7 @@ class Refusal:
     arguments: tuple[int, ...]
 
 
-def hear_refusal(listener: int) -> Refusal | None:
+def hear_refusal(listener: int) -> WaitingSyscall | None:
     """Return the next system call that waits; None if its process is gone."""
     buffer = bytearray(80)
     try:
@@ -292,7 +292,7 @@ def hear_refusal(listener: int) -> Refusal | None:
     except OSError:
         return None
     notification, pid, _flags, called = struct.unpack_from("<QIIi", buffer)
-    return Refusal(notification, pid, called, struct.unpack_from("<6Q", buffer, 32))
+    return WaitingSyscall(notification, pid, called, struct.unpack_from("<6Q", buffer, 32))
 
 
 def answer_refusal(listener: int, notification: int, error: int) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from interlock.executors.sandbox import root
-from interlock.executors.sandbox.cgroups import Cgroups, Slot
+from interlock.executors.sandbox.cgroups import Cgroups, CgroupSlot
 from interlock.executors.sandbox.child import Child, Ended, IsolationError, Shape
 from interlock.executors.sandbox.pool import Host
 
@@ -90,7 +90,7 @@ class OneShot:
     def _start(self, program: str, shape: Shape) -> Child:
         """Start a child, confined and waiting. Runs in a thread."""
 
-    def _release(self, process: subprocess.Popen[bytes], over: int, slot: Slot | None) -> None:
+    def _release(self, process: subprocess.Popen[bytes], over: int, slot: CgroupSlot | None) -> None:
         process.kill()
         process.wait()
         os.close(over)

@@ -33,8 +33,8 @@ from typing import Any, TypeVar
 import interlock
 from interlock.contract.permissions import is_below, own_place
 from interlock.core.record import dataclass
-from interlock.executors.sandbox.cgroups import Cgroups, Slot
-from interlock.executors.sandbox.child import Child, Evidence, IsolationError, Shape
+from interlock.executors.sandbox.cgroups import Cgroups, CgroupSlot
+from interlock.executors.sandbox.child import Child, ChildEvidence, IsolationError, Shape
 from interlock.executors.sandbox.job import Mount
 
 PLAIN = ("collections", "datetime", "math", "re", "typing")
@@ -170,7 +170,7 @@ class Zygote:
             self._left(None)
             raise IsolationError(str(error)) from None
         pidfd, mounts = handed
-        end = Evidence(evidence, mounts)
+        end = ChildEvidence(evidence, mounts)
         release = partial(self._released, end, slot)
         child = Child(_pid_of(pidfd), pidfd, control, out, err, evidence.fileno(), end.ended, release, slot=slot)
         try:
@@ -197,11 +197,11 @@ class Zygote:
         if child.slot is not None and child.slot.deserted:
             raise IsolationError("the child did not enter its cgroup")
 
-    def _released(self, evidence: Evidence, slot: Slot | None) -> None:
+    def _released(self, evidence: ChildEvidence, slot: CgroupSlot | None) -> None:
         evidence.close()
         self._left(slot)
 
-    def _left(self, slot: Slot | None) -> None:
+    def _left(self, slot: CgroupSlot | None) -> None:
         if slot is not None and self._cgroups is not None:
             self._cgroups.give(slot)
         with self._lock:

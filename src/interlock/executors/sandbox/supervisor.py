@@ -20,7 +20,7 @@ from typing import Self
 
 from interlock.executors.sandbox.allowance import Allowance, Allowances, Excess
 from interlock.executors.sandbox.child import Backend, Child, IsolationError, Shape
-from interlock.executors.sandbox.job import Job, Outcome
+from interlock.executors.sandbox.job import Job, JobOutcome
 from interlock.executors.sandbox.ladder import BACKENDS, Rung, climb, probe_all
 from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.watch import Report, Save, Watch
@@ -74,19 +74,19 @@ class Sandbox:
         on_partial: Report | None = None,
         on_checkpoint: Save | None = None,
         cancelled: asyncio.Event | None = None,
-    ) -> Outcome:
+    ) -> JobOutcome:
         """Run a job to its end. `exit_evidence`: also after a success, wait for exit status and figures."""
         backend = self._backend
         if backend is None or job.tier not in backend.tiers:
-            return Outcome(status="isolation", why=self._why_not(job))
+            return JobOutcome(status="isolation", why=self._why_not(job))
         unfit = next((why for one in job.mounts if (why := self._host.unfit(one)) is not None), None)
         if unfit is not None:
-            return Outcome(status="isolation", why=unfit)
+            return JobOutcome(status="isolation", why=unfit)
         async with self._allowances.taken(agent, job.limits, excess):
             try:
                 child = await backend.take(Shape.of(job))
             except IsolationError as error:
-                return Outcome(status="isolation", why=f"isolation could not be set up ({error})")
+                return JobOutcome(status="isolation", why=f"isolation could not be set up ({error})")
             try:
                 async with _served(job, child) as refused:
                     watch = Watch(

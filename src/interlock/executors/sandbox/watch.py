@@ -34,9 +34,9 @@ from interlock.data.bounds import plain_text
 from interlock.data.schema import Json
 from interlock.executors.sandbox import filter as seccomp
 from interlock.executors.sandbox import frames, linux, memory, reports, syscalls
-from interlock.executors.sandbox.cgroups import Counted, Slot
+from interlock.executors.sandbox.cgroups import CgroupSlot, Counted
 from interlock.executors.sandbox.child import Child, Ended
-from interlock.executors.sandbox.job import Job, Outcome, PythonJob, Status
+from interlock.executors.sandbox.job import Job, JobOutcome, PythonJob, Status
 
 Report = Callable[[Any], None]
 # Saves a checkpoint under its label; a Failure says why not.
@@ -80,7 +80,7 @@ def request_of(job: Job) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class RunEvidence:
     """The facts about a call that is over. Only `result` comes from the code, in the form of `reports.result`."""
 
     ended_by_us: tuple[Status, str] | None = None
@@ -91,7 +91,7 @@ class Evidence:
     cpu_s: int = 0
 
 
-def judge(evidence: Evidence) -> tuple[Status, str]:
+def judge(evidence: RunEvidence) -> tuple[Status, str]:
     """Determine how a call ended, and the name of the limit if one was reached.
 
     INVARIANT: `ok` needs a result, no reason of ours to end the call, and no death by a signal or for memory.
@@ -119,7 +119,7 @@ def judge(evidence: Evidence) -> tuple[Status, str]:
     return _failed_python(result, counted)
 
 
-def _failed_program(code: int, evidence: Evidence) -> tuple[Status, str]:
+def _failed_program(code: int, evidence: RunEvidence) -> tuple[Status, str]:
     if _reached_for_network(evidence):
         return "network", ""
     if evidence.counted is not None and evidence.counted.forks_refused:
@@ -142,7 +142,7 @@ def _failed_python(result: Json, counted: Counted | None) -> tuple[Status, str]:
     return "error", ""
 
 
-def _reached_for_network(evidence: Evidence) -> bool:
+def _reached_for_network(evidence: RunEvidence) -> bool:
     return any(one.partition(" ")[0] in seccomp.NETWORK or one.startswith("egress ") for one in evidence.violations)
 
 
@@ -221,7 +221,7 @@ class Watch:
             -1 if child.refusals is None else child.refusals: self._refuse,
         }
 
-    async def outcome(self, cancelled: asyncio.Event | None) -> Outcome:
+    async def outcome(self, cancelled: asyncio.Event | None) -> JobOutcome:
         """Wait for the end of the call. Raises the failure of a listener who refuses what the code reports."""
         started = time.perf_counter_ns()
         timers = [self._loop.call_later(self._job.limits.wall_s, self._end, "timeout", "")]
@@ -463,7 +463,7 @@ class Watch:
         elif not self._over.done():
             timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._look, timers)]
 
-    def _settle_down(self, slot: Slot, timers: list[asyncio.TimerHandle]) -> None:
+    def _settle_down(self, slot: CgroupSlot, timers: list[asyncio.TimerHandle]) -> None:
         """Mark the call as a long one: short calls need not wait for it from now on.
 
         A call that keeps forking where it is refused would hold the kernel's locks against every other fork.
@@ -474,12 +474,12 @@ class Watch:
         elif not self._over.done():
             timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._settle_down, slot, timers)]
 
-    def _judged(self, wall_ns: int) -> Outcome:
+    def _judged(self, wall_ns: int) -> JobOutcome:
         slot, result = self._child.slot, self._result or {}
         stdout, stderr = (stream.drained() for stream in self._streams)
         refused = (f"egress {plain_text(one, _LONGEST_REFUSAL)}" for one in self._refused[:_MOST_REFUSALS])
         violations = (*self._violations, *refused)
-        evidence = Evidence(
+        evidence = RunEvidence(
             ended_by_us=self._ended_by_us,
             ended=self._ended,
             counted=None if slot is None or self._answered else slot.counted(),
@@ -492,7 +492,7 @@ class Watch:
         if code is None and ended.status is not None:
             code = os.waitstatus_to_exitcode(ended.status)
         peak = evidence.counted.peak_bytes if evidence.counted is not None else 0
-        return Outcome(
+        return JobOutcome(
             status=status,
             why=why,
             value=result.get("value") if status == "ok" else None,
@@ -515,7 +515,7 @@ def _call_names() -> dict[int, str]:
     return {number: name for name, number in syscalls.NUMBERS[os.uname().machine].items()}
 
 
-def _destination(refusal: linux.Refusal) -> str | None:
+def _destination(refusal: linux.WaitingSyscall) -> str | None:
     """Return the target of a connection, or None if it is within the call's own network.
 
     Only the class depends on it.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from interlock.call.phases import Call
     from interlock.call.prepared import Prepared
     from interlock.contract.manifest import Operation
-    from interlock.effects.watch import Verdict, Watcher
+    from interlock.effects.watch import Watcher, WatchVerdict
     from interlock.effects.watched import DatabaseWatcher
     from interlock.gateway.observe import Observer
     from interlock.gateway.redaction import CallRedaction
@@ -106,7 +106,7 @@ class EffectAudit:
         call.extend().detected = (*call.more.detected, *map(_reverse, _missing(watched, left)))
         return left
 
-    async def _convict(self, call: Call, tool: Prepared, verdict: Verdict, *, rolled_back: bool) -> None:
+    async def _convict(self, call: Call, tool: Prepared, verdict: WatchVerdict, *, rolled_back: bool) -> None:
         changes = [self._redaction.redact_text(call, f"{one.operation} {one.resource}") for one in verdict.outside[:20]]
         words = f"{tool.ref} changed what it did not declare: {', '.join(changes[:3])}"
         await self._journal.commit(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from interlock.core.errors import Failure
 from interlock.store.connection import StoreError
-from interlock.store.postgres.connection import Connection
+from interlock.store.postgres.connection import PostgresConnection
 
 if TYPE_CHECKING:
     from interlock.store.administration import Administration
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MAY_REMOVE = "SELECT has_table_privilege('journal', 'DELETE') AND has_table_privilege('segment', 'INSERT')"
 
 
-class _Administrator(Connection):
+class _Administrator(PostgresConnection):
     def begin(self) -> bool:
         self.execute("BEGIN")
         try:

@@ -40,7 +40,7 @@ _WRITES = ("INSERT", "UPDATE", "DELETE")
 _READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
-class Connection(Rows):
+class PostgresConnection(Rows):
     """A connection to one schema. With `reading`, its transactions read only, as of one moment.
 
     INVARIANT: a `COMMIT` that returns is on disk, and after one that raises nothing of the transaction is or will be.
@@ -182,7 +182,7 @@ class Connection(Rows):
         except psycopg.Error as error:
             raise translated(error) from None
 
-    def cursor(self) -> Connection:
+    def cursor(self) -> PostgresConnection:
         """The connection itself: each statement has a result of its own."""
         return self
 

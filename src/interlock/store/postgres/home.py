@@ -25,7 +25,7 @@ from interlock.store.connection import StoreError
 from interlock.store.home import RESTORE, Home, refuse_behind, store_failure
 from interlock.store.port import Reader
 from interlock.store.postgres import schema
-from interlock.store.postgres.connection import Connection
+from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.leases import Lease
 from interlock.store.postgres.lock_board import PostgresBoard
 from interlock.store.postgres.server_time import ServerTime
@@ -54,7 +54,7 @@ class Queue:
 
     contended = False
 
-    def __init__(self, home: PostgresHome, writer: Connection) -> None:
+    def __init__(self, home: PostgresHome, writer: PostgresConnection) -> None:
         self._home = home
         self._writer = writer
 
@@ -85,7 +85,7 @@ class PostgresHome(Home):
         self._now_ms = 0
         self._time = ServerTime(_MACHINE)
         # The connection of the writer that was opened last, which asks for its queue next.
-        self._writer: Connection | None = None
+        self._writer: PostgresConnection | None = None
         self._give_up_at = math.inf
 
     @property
@@ -115,32 +115,34 @@ class PostgresHome(Home):
 
     # Connections
 
-    def connect(self) -> sqlite.Connection:
+    def connect(self) -> sqlite.SqliteConnection:
         return self._connect(self.address, reading=True)
 
-    def replaced(self, connection: sqlite.Connection) -> sqlite.Connection:
-        cast("Connection", connection).hang_up()  # the next transaction opens it again
+    def replaced(self, connection: sqlite.SqliteConnection) -> sqlite.SqliteConnection:
+        cast("PostgresConnection", connection).hang_up()  # the next transaction opens it again
         return connection
 
-    def reading(self, patience_s: float = 10, *, alone: bool = False) -> sqlite.Connection:
+    def reading(self, patience_s: float = 10, *, alone: bool = False) -> sqlite.SqliteConnection:
         return self._connect(self.address, reading=True)
 
-    def verifying(self, *, immutable: bool) -> sqlite.Connection:
+    def verifying(self, *, immutable: bool) -> sqlite.SqliteConnection:
         return self._connect(self.address, reading=True, text_as_bytes=True)
 
     @staticmethod
-    def _connect(address: str, *, reading: bool = False, text_as_bytes: bool = False) -> sqlite.Connection:
+    def _connect(address: str, *, reading: bool = False, text_as_bytes: bool = False) -> sqlite.SqliteConnection:
         # It has the methods of the other that the store uses.
-        return cast("sqlite.Connection", Connection(address, reading=reading, text_as_bytes=text_as_bytes))
+        return cast(
+            "sqlite.SqliteConnection", PostgresConnection(address, reading=reading, text_as_bytes=text_as_bytes)
+        )
 
-    def administrator(self) -> Connection:
+    def administrator(self) -> PostgresConnection:
         """A connection of the owner of the tables, who may change the schema and remove what is past its term."""
-        return Connection(self.admin_address)
+        return PostgresConnection(self.admin_address)
 
     def is_ours(self, connection: Reader) -> bool:
         return connection.one(schema.HAS_SCHEMA) is not None
 
-    def wait_for_locks(self, connection: sqlite.Connection, patience_s: float) -> None:
+    def wait_for_locks(self, connection: sqlite.SqliteConnection, patience_s: float) -> None:
         """Nothing to do: every connection that writes waits for the same time."""
 
     def identity(self) -> object:
@@ -154,7 +156,7 @@ class PostgresHome(Home):
 
     # Writing
 
-    def open_database(self) -> sqlite.Connection:
+    def open_database(self) -> sqlite.SqliteConnection:
         self.prepare()
         try:
             anchored = self.last_anchor()
@@ -168,14 +170,14 @@ class PostgresHome(Home):
                 raise
         except StoreError as error:
             raise store_failure(error) from None
-        self._writer = cast("Connection", connection)
+        self._writer = cast("PostgresConnection", connection)
         self._writer.gives_up = lambda: time.monotonic() >= self._give_up_at
         return connection
 
     def queue(self) -> Turns:
-        return cast("Turns", Queue(self, cast("Connection", self._writer)))
+        return cast("Turns", Queue(self, cast("PostgresConnection", self._writer)))
 
-    def begin(self, writer: Connection) -> bool:
+    def begin(self, writer: PostgresConnection) -> bool:
         """Begin a transaction of a writer: under the lock, with the lease checked and the time of the database."""
         if writer.lost:
             writer.reopen()

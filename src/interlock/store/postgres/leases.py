@@ -20,7 +20,7 @@ import orjson
 from interlock.store.connection import StoreError
 from interlock.store.home import store_failure
 from interlock.store.node_files import describe
-from interlock.store.postgres.connection import Connection
+from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.schema import LEASE_MS
 from interlock.store.schema_version import SCHEMA_HEAD
 
@@ -54,7 +54,7 @@ class Lease:
         self._dead: dict[str, None] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._connection = Connection(home.address)
+        self._connection = PostgresConnection(home.address)
         try:
             self._renew(anew=True)
         except StoreError as error:

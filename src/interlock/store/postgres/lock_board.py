@@ -16,7 +16,7 @@ import orjson
 from interlock.store.connection import StoreError
 from interlock.store.home import store_failure
 from interlock.store.lock_board import Board, Document
-from interlock.store.postgres.connection import Connection
+from interlock.store.postgres.connection import PostgresConnection
 
 if TYPE_CHECKING:
     from interlock.store.postgres.leases import Lease
@@ -32,7 +32,7 @@ class PostgresBoard(Board):
     def __init__(self, lease: Lease) -> None:
         super().__init__(lease.id)
         self._lease = lease
-        self._connection: Connection | None = None
+        self._connection: PostgresConnection | None = None
         self._seen = 0
 
     def sure(self) -> bool:
@@ -78,9 +78,9 @@ class PostgresBoard(Board):
             raise store_failure(error) from None
         self._seen = version
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> PostgresConnection:
         if self._connection is None:
-            self._connection = Connection(self._lease.home.address)
+            self._connection = PostgresConnection(self._lease.home.address)
         elif self._connection.lost:
             self._connection.reopen()
         return self._connection

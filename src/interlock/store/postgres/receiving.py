@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.core.errors import Failure
 from interlock.store.postgres import schema
-from interlock.store.postgres.connection import Connection
+from interlock.store.postgres.connection import PostgresConnection
 
 if TYPE_CHECKING:
     from interlock.store.copying import Columns
@@ -28,7 +28,7 @@ WHERE s.relkind = 'S' AND s.relnamespace = current_schema()::regnamespace
 
 
 class _Receiver:
-    def __init__(self, home: PostgresHome, connection: Connection) -> None:
+    def __init__(self, home: PostgresHome, connection: PostgresConnection) -> None:
         self.home = home
         self._connection = connection
 

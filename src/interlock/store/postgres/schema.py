@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from sqlalchemy import Table
 
-    from interlock.store.postgres.connection import Connection
+    from interlock.store.postgres.connection import PostgresConnection
 
 HAS_SCHEMA = "SELECT 1 FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'alembic_version'"
 LEDGER = ("journal", "anchor", "segment")
@@ -212,7 +212,7 @@ TRIGGERS = {name: one for name, one in map(_trigger, _TRIGGERS) if one.table in 
 FUNCTIONS = dict(map(_function, (_BEGIN, _OUTCOME, _ALIVE, _RENEW, _BOARD, _NEVER, _KEEPS, _USE)))
 
 
-def create(connection: Connection, runtime_role: str | None = None) -> None:
+def create(connection: PostgresConnection, runtime_role: str | None = None) -> None:
     """Make the schema in the transaction that is open. `runtime_role` gets the rights of a process that serves."""
     for statement in _statements():
         connection.execute(statement)
@@ -280,7 +280,7 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def remove(connection: Connection) -> None:
+def remove(connection: PostgresConnection) -> None:
     """Remove everything that `create` has made, in the transaction that is open."""
     words = [statement.split() for statement in _statements()]
     tables = [each[2].strip("(") for each in words if each[:2] == ["CREATE", "TABLE"]]
@@ -298,7 +298,7 @@ SELECT proname::text, oid::regprocedure::text FROM pg_proc WHERE pronamespace = 
 """
 
 
-def make(connection: Connection, role: str | None) -> None:
+def make(connection: PostgresConnection, role: str | None) -> None:
     """Make the schema where there is none. Several processes may start at once: one does it."""
     connection.execute("BEGIN")
     try:

@@ -8,11 +8,11 @@ import pydantic
 
 from interlock.core.errors import Failure
 from interlock.upstreams.mcp.protocol import Era
-from interlock.upstreams.remote_config import Part, Tls, checked_url, header_safe
+from interlock.upstreams.remote_config import ConfigPart, Tls, checked_url, header_safe
 from interlock.upstreams.response_limits import MAX_BYTES, MAX_VALUES
 
 
-class McpConfig(Part):
+class McpConfig(ConfigPart):
     """An MCP server: `command` for a program to run, `url` for one that runs elsewhere.
 
     `credentials` maps each secret to the environment variable or header in which it is lent; a secret that is lent as

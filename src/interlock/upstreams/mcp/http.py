@@ -34,7 +34,7 @@ from interlock.net import addresses
 from interlock.net.connection import Pool, Unreachable
 from interlock.net.heads import Origin, UnsafeHeader, split
 from interlock.upstreams.mcp.events import Meter
-from interlock.upstreams.mcp.posts import EVENT, MAX_REDIRECTS, MAX_RESUMED, SESSION, Post, Stream
+from interlock.upstreams.mcp.posts import EVENT, MAX_REDIRECTS, MAX_RESUMED, SESSION, EventStream, Post
 from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.remote_config import Tls
 from interlock.upstreams.response_limits import Allowance, Intake
@@ -197,7 +197,7 @@ class Http:
 
         failed, last_id = 0, ""
         while failed < MAX_RESUMED:
-            stream = Stream(self, take)
+            stream = EventStream(self, take)
             stream.on_head = begun
             good = await self.get(stream, last_id)
             if stream.status == 405:
@@ -206,7 +206,7 @@ class Http:
             last_id = stream.events.last_id or last_id
             await asyncio.sleep(stream.pause_s)
 
-    async def get(self, stream: Stream, last_id: str) -> bool:
+    async def get(self, stream: EventStream, last_id: str) -> bool:
         """Open a stream and wait for its end; returns whether there was one and it ended well."""
         headers = {_VERSION: self._version} if self._version else {}
         if self.session_id is not None:
@@ -251,7 +251,7 @@ class Http:
     async def close(self) -> None:
         if self.session_id is not None and not self.ended.done():
             headers = {SESSION: self.session_id, **({_VERSION: self._version} if self._version else {})}
-            farewell = Stream(self, lambda _: True)
+            farewell = EventStream(self, lambda _: True)
             try:
                 async with asyncio.timeout(CLOSE_S):
                     await self._pool.send(self._head("DELETE", headers, None), farewell)

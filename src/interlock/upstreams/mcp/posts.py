@@ -1,6 +1,6 @@
 """Answers to MCP requests over HTTP: the POST of a message and the stream of events, as their bytes arrive.
 
-The connection calls a `Stream` or `Post` with each piece of an answer; no task waits for it. What a server sends too
+The connection calls an `EventStream` or `Post` with each piece of an answer; no task waits. What a server sends too
 much of is charged to the conversation's meter.
 """
 
@@ -45,7 +45,7 @@ class Conversation(Protocol):
 
     async def post(self, post: Post, target: str = "") -> None: ...
 
-    async def get(self, stream: Stream, last_id: str) -> bool: ...
+    async def get(self, stream: EventStream, last_id: str) -> bool: ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
 
@@ -54,7 +54,7 @@ class Conversation(Protocol):
     def abort(self) -> None: ...
 
 
-class Stream:
+class EventStream:
     """The answer to a GET: a stream of events, each given to `take`, which says whether it was the last one.
 
     `on_head` is called when the server has begun to answer.
@@ -162,7 +162,7 @@ class Stream:
 
 
 # many methods: one state machine per message: its answer in each form, and each way to end it
-class Post(Stream):
+class Post(EventStream):
     """A message on its way, and the reading of its answer. `number` is the id of a request."""
 
     def __init__(
@@ -370,7 +370,7 @@ class Post(Stream):
         failed, last_id, pause_s = 0, self.events.last_id, self.pause_s
         while failed < MAX_RESUMED and not self._complete:
             await asyncio.sleep(pause_s)
-            stream = Stream(self._http, self.take)
+            stream = EventStream(self._http, self.take)
             good = await self._http.get(stream, last_id)
             failed = 0 if good else failed + 1
             last_id, pause_s = stream.events.last_id or last_id, stream.pause_s

@@ -230,6 +230,29 @@ def sentences_with(words: Iterable[str]) -> list[str]:
     ]
 
 
+def names() -> Iterator[tuple[str, str]]:
+    """The names of functions, classes, parameters, attributes and module variables, each with its module and line."""
+    for module in modules().values():
+        for name, line in _names(module.tree):
+            yield name, f"{module.name}:{line}: {name}"
+
+
+def _names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Names of local variables do not count: a few lines explain them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for one in node.body:
+                targets = one.targets if isinstance(one, ast.Assign) else []
+                targets = [one.target] if isinstance(one, ast.AnnAssign) else targets
+                yield from ((target.id, one.lineno) for target in targets if isinstance(target, ast.Name))
+
+
 def texts_with(words: Iterable[str]) -> list[str]:
     """The texts for people that have one of these words as a word, and not as part of a name: `--home`, `"home"`.
 

@@ -52,7 +52,7 @@ def _settings(home: Home) -> Checked:
     try:
         settings = settings_of(home).settings
     except Failure as failure:
-        return Checked(home.settings.name, _told(failure), warnings)
+        return Checked(home.settings.name, _fault_lines(failure), warnings)
     for at, entry in enumerate(settings.trusted_issuers):
         try:
             TrustedIssuer.read(entry)
@@ -69,7 +69,7 @@ def _principals(home: Home) -> Checked:
         if home.shared or home.principals.exists() or _made(home):  # a new data directory is made with a file
             Principals(_text(home, home.principals))
     except Failure as failure:
-        return Checked(home.principals.name, _told(failure), [])
+        return Checked(home.principals.name, _fault_lines(failure), [])
     return Checked(home.principals.name, [], [])
 
 
@@ -87,7 +87,7 @@ def _policy(home: Home) -> Checked:
     try:
         text = _text(home, home.policy)
     except Failure as failure:
-        return Checked(home.policy.name, _told(failure), [])
+        return Checked(home.policy.name, _fault_lines(failure), [])
     try:
         people = Principals(_text(home, home.principals)).groups
     except Failure:
@@ -132,13 +132,13 @@ def _overlay(path: Path) -> Checked:
     try:
         parse_overlay(path.read_text())
     except Failure as failure:
-        return Checked(str(path), _told(failure), [])
+        return Checked(str(path), _fault_lines(failure), [])
     except (OSError, UnicodeDecodeError):
         return Checked(str(path), ["it cannot be read as text"], [])
     return Checked(str(path), [], [])
 
 
-def _told(failure: Failure) -> list[str]:
+def _fault_lines(failure: Failure) -> list[str]:
     """The faults of a file, each as one sentence with its place."""
     faults = (failure.details or {}).get("faults") or [failure.message]
     return [

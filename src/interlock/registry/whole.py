@@ -71,22 +71,22 @@ class Changelog:
 
     def __init__(self) -> None:
         self.number = 0
-        self._kept: deque[frozenset[str]] = deque(maxlen=_REMEMBERED)
+        self._recent: deque[frozenset[str]] = deque(maxlen=_REMEMBERED)
 
     def add(self, addresses: frozenset[str] | None) -> None:
         """Some tools have changed; None: any may have."""
         self.number += 1
         if addresses is None:
-            self._kept.clear()
+            self._recent.clear()
         else:
-            self._kept.append(addresses)
+            self._recent.append(addresses)
 
     def since(self, number: int) -> frozenset[str] | None:
         """The tools that changed since a state; None if that is not known."""
         behind = self.number - number
-        if not 0 <= behind <= len(self._kept):
+        if not 0 <= behind <= len(self._recent):
             return None
-        return frozenset[str]().union(*list(self._kept)[len(self._kept) - behind :])
+        return frozenset[str]().union(*list(self._recent)[len(self._recent) - behind :])
 
 
 def address_of(entry: Entry) -> str:

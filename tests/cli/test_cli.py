@@ -923,7 +923,7 @@ def test_a_broken_layer_is_told_on_the_command_line_without_a_path_a_secret_or_a
         assert printed.code == 1
         told = printed.out + printed.err
         if printed is not ended:  # a person is shown, on a line of its own, which home they chose
-            told = "\n".join(line for line in told.splitlines() if line.split() != ["home", str(cli.home)])
+            told = "\n".join(line for line in told.splitlines() if line.split() != ["data", str(cli.home)])
         for given_away in ("sk-live", "/srv/", str(cli.home), "Traceback", 'File "', ".py"):
             assert given_away not in told
 

@@ -147,7 +147,7 @@ LOOKING = {
     "tools export": ("tools", "export", "--format", "anthropic"),
     "tools export of two": ("tools", "export", "--format", "openai-chat", "--strict", "demo.post", "demo.balance"),
     "tools quarantine": ("tools", "quarantine"),
-    "tools select": ("tools", "select", "how much is in the cash account"),
+    "tools select": ("tools", "select", "--faster", "how much is in the cash account"),
     "upstream list": ("upstream", "list"),
     "health": ("health",),
 }

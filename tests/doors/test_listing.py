@@ -163,7 +163,7 @@ async def test_a_first_page_holds_no_more_than_its_limit_however_many_calls_run(
         looked.append(call)
         return real(connection, call)
 
-    monkeypatch.setattr(listing, "_told", noted)
+    monkeypatch.setattr(listing, "_records_of", noted)
     found, _ = await one_page(app, Wanted(), None, None, 5)
     assert len(found) == 5
     assert {line["state"] for line in found} == {"running"}

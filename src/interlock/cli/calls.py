@@ -189,7 +189,7 @@ async def _top_at_server(
     return _answer_top(out, lead, await server.get("/v1/calls/top", by=lead, since=since, until=until, limit=limit))
 
 
-@calls.command()
+@calls.command(short_help="Tools and callers with most failures, cost or calls.")
 @at_server(_top_at_server)
 @click.option(
     "--by",

@@ -18,9 +18,22 @@ _ANSWERS = {"ALLOW": "allowed", "REQUIRE_APPROVAL": "needs approval", "DENY": "d
 
 
 async def _select_at_server(
-    server: Server, out: Output, /, words: tuple[str, ...], allocation: int | None, cheaper: bool, session: str
+    server: Server,
+    out: Output,
+    /,
+    words: tuple[str, ...],
+    allocation: int | None,
+    cheaper: bool,
+    faster: bool,
+    session: str,
 ) -> int:
-    said: Json = {"request": " ".join(words), "allocation": allocation, "cheaper": cheaper, "session": session}
+    said: Json = {
+        "request": " ".join(words),
+        "allocation": allocation,
+        "cheaper": cheaper,
+        "faster": faster,
+        "session": session,
+    }
     return _answer(out, await server.post("/v1/tools/select", said))
 
 

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-import anyio.lowlevel
 from mcp.server.session import ServerSession
 from mcp.server.subscriptions import PromptsListChanged, ResourcesListChanged, ServerEvent, ToolsListChanged
 
@@ -104,7 +103,7 @@ class Audience:
         """Give an event to every stream."""
         for _, deliver in list(self._streams.values()):
             deliver(event)
-        await anyio.lowlevel.checkpoint()  # a burst of events lets the streams send between them
+        await asyncio.sleep(0)  # a burst of events lets the streams send between them
 
     async def tell_all(self, kind: str) -> None:
         """Tell everybody that a list may be another."""

@@ -67,7 +67,7 @@ async def count(ctx: Context, file: File) -> int:
 @tool(namespace="demo", version="1.0.0", mutation_class="read_only", max_inline_chars=200)
 async def orders(many: Annotated[int, Field(description="how many", examples=[2])]) -> list[dict[str, str]]:
     """List orders."""
-    return [{"id": str(number), "note": "x" * 20} for number in range(many)]
+    return [{"id": str(number), "note": "x y " * 9} for number in range(many)]
 '''
 # Ids, digests and times of two runs of one command are their own; what is left is compared word for word.
 _OWN = (
@@ -184,8 +184,8 @@ def test_a_command_shows_of_a_server_what_it_shows_of_its_data_directory(place: 
     [
         (("demo.balance", '{"account": "cash"}', "--tokens", "200"), 0, 0),
         (("demo.orders", '{"many": 40}', "--tokens", "2000"), 0, 0),
-        (("demo.orders", '{"many": 40}', "--tokens", "200"), 3, 0),
-        (("demo.orders", '{"many": 40}', "--tokens", "145"), "pointer", 0),
+        (("demo.orders", '{"many": 40}', "--tokens", "240"), 3, 0),
+        (("demo.orders", '{"many": 40}', "--tokens", "165"), "pointer", 0),
         (("demo.nothing", "{}", "--tokens", "200"), 0, 1),
         (("demo.balance", '{"account": "cash"}', "--tokens", "3"), None, 1),
     ],

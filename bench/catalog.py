@@ -11,7 +11,7 @@ from bench.report import Table
 from interlock import Interlock
 from interlock.data.canonical import digest
 from interlock.registry import admission
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 
 SIZES = (10, 10_000)
 SMALL = PAYLOADS[0]
@@ -61,7 +61,7 @@ async def fill(app: Interlock, size: int) -> None:
     for number in range(size - len(PAYLOADS)):
         manifest = pattern.model_copy(update={"tool_id": f"copy_{number}"})
         content = digest(manifest.document())
-        pretend = TestEvidence(content, True, "bench", "")
+        pretend = TrialEvidence(content, True, "bench", "")
         app.journal.post(admission.publish(manifest, content, "library:", pretend, "bench"))
     await app.journal.drain()
     [(found,)] = app.journal.reader.all("SELECT count(*) FROM tool_version")

@@ -17,7 +17,7 @@ from bench.payloads import PAYLOADS
 from interlock import Interlock
 from interlock.data.canonical import digest
 from interlock.registry import admission
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 
 LISTED = 500
 SHOWN, CATALOG = 40, 10_000
@@ -58,7 +58,7 @@ async def _fill(home: Path, tools: int) -> None:
         for count in range(tools):
             manifest = manifests[count % len(manifests)].model_copy(update={"tool_id": f"copy_{count}"})
             content = digest(manifest.document())
-            pretend = TestEvidence(content, True, "bench", "")
+            pretend = TrialEvidence(content, True, "bench", "")
             app.journal.post(admission.publish(manifest, content, "library:", pretend, "bench"))
             if count % _AT_ONCE == 0:
                 await app.journal.drain()

@@ -22,7 +22,7 @@ from interlock import Interlock
 from interlock.contract.manifest import Manifest, parse_manifest
 from interlock.data.canonical import digest
 from interlock.registry import admission
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from interlock.registry.retirement import deprecate
 from interlock.search.index import IndexedTool
 from interlock.store.port import Unit
@@ -76,7 +76,7 @@ async def _after(app: Interlock, change: Unit[Any], query: str) -> float:
 def _publication(entry: IndexedTool, number: int) -> Unit[bool]:
     manifest = _manifest(entry, number)
     content = digest(manifest.document())
-    return admission.publish(manifest, content, "library:", TestEvidence(content, True, "bench", ""), "bench")
+    return admission.publish(manifest, content, "library:", TrialEvidence(content, True, "bench", ""), "bench")
 
 
 def _rules() -> str:

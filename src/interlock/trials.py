@@ -33,7 +33,7 @@ from interlock.data.canonical import encode
 from interlock.data.explain import brief, output_faults
 from interlock.data.schema import Json
 from interlock.gateway.invoke import Gateway
-from interlock.registry.admission import UNPROVEN, TestEvidence
+from interlock.registry.admission import UNPROVEN, TrialEvidence
 
 Run = Callable[[Request], Awaitable[Result]]
 # Circuit breaker open, upstream unavailable, timed out, rate limit.
@@ -68,18 +68,18 @@ class Trial:
     def passed(self) -> bool:
         return all(outcome.passed for outcome in self.outcomes)
 
-    def evidence(self, digest: str) -> TestEvidence:
+    def evidence(self, digest: str) -> TrialEvidence:
         missed = [outcome for outcome in self.outcomes if not outcome.passed]
         if missed and all(outcome.passing for outcome in missed):
             report = "; ".join(f"{outcome.case}: {outcome.message}" for outcome in missed[:5])
-            return TestEvidence(digest=digest, passed=True, mode=UNPROVEN, report=report)
+            return TrialEvidence(digest=digest, passed=True, mode=UNPROVEN, report=report)
         failed = [f"{outcome.case}: {outcome.message}" for outcome in self.outcomes if not outcome.passed]
         report = "; ".join(failed[:5]) if failed else f"{len(self.outcomes)} cases passed"
         if unrun := [outcome.case for outcome in self.outcomes if not outcome.ran]:
             report = f"{report}; the tool was not run with: {', '.join(unrun[:5])}"
         if not failed and any(outcome.message == ONLY_RUN for outcome in self.outcomes):
             report = f"{report}; {ONLY_RUN}"
-        return TestEvidence(digest=digest, passed=self.passed, mode=self.mode, report=report)
+        return TrialEvidence(digest=digest, passed=self.passed, mode=self.mode, report=report)
 
 
 def mode_of(contract: Contract, *, live: bool) -> Mode:

@@ -21,7 +21,7 @@ from interlock.api.tokens import Tokens
 from interlock.data.canonical import digest
 from interlock.doors.server import Listening, serving
 from interlock.registry import admission
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from tests.clients.common import PATIENCE_S
 from tests.clients.large import ARGUMENTS, FEWEST, MOST, QUERY, TOOLS, TURNS, WANTED
 from tests.clients.target import Target
@@ -49,7 +49,7 @@ async def _fill(app: Interlock) -> None:
         manifest = pattern.model_copy(update={"tool_id": f"{act}_{thing}_{number}", "namespace": "office",
                                               "description": text})  # fmt: skip
         content = digest(manifest.document())
-        pretend = TestEvidence(content, True, "test", "")
+        pretend = TrialEvidence(content, True, "test", "")
         app.journal.post(admission.publish(manifest, content, "library:", pretend, "test"))
     await app.journal.drain()
     await app.catalog.forget()

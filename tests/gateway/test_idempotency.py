@@ -19,7 +19,7 @@ from interlock import Caller, Context, Failure, Interlock, Preview, Result
 from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import parse_manifest
 from interlock.gateway import idempotency
-from interlock.registry.admission import TestEvidence, publish
+from interlock.registry.admission import TrialEvidence, publish
 from interlock.registry.catalog import contract_digest
 from interlock.settings import load_settings
 from interlock.testing import FakeClock
@@ -257,7 +257,7 @@ async def test_what_may_take_a_day_is_remembered_for_two(home: Path) -> None:
         )
         digest = contract_digest(lasting)
         await app.journal.commit(
-            publish(lasting.manifest, digest, "library:", TestEvidence(digest, True, "test", ""), "test")
+            publish(lasting.manifest, digest, "library:", TrialEvidence(digest, True, "test", ""), "test")
         )
         app.catalog.attach(lasting)
         assert (await app.call("demo.lasting", name="a", key="k")).ok
@@ -279,9 +279,10 @@ async def test_expired_outcomes_are_evicted_and_unknown_ones_are_not(home: Path)
             lambda tx: tx.execute("UPDATE reservation SET state = 'unknown' WHERE key = 'u'") and None
         )
         clock.advance(3599)
-        assert await app.journal.commit(idempotency.evict) == 0
+        await app.maintain()
+        assert app.journal.reader.all("SELECT key FROM reservation ORDER BY key") == [("k",), ("u",)]
         clock.advance(1)
-        assert await app.journal.commit(idempotency.evict) == 1
+        await app.maintain()
         assert app.journal.reader.all("SELECT key FROM reservation") == [("u",)]
         clock.advance(400 * 86_400)
         assert await app.journal.commit(idempotency.evict) == 0
@@ -307,7 +308,7 @@ class Idempotency(RuleBasedStateMachine):
             self.directory.name, clock=self.node.clock, store_clock=self.store.clock, caller="local:u"
         )
         digest = contract_digest(sample.increment)
-        evidence = TestEvidence(digest, True, "test", "")
+        evidence = TrialEvidence(digest, True, "test", "")
         await app.journal.commit(publish(sample.increment.manifest, digest, "library:", evidence, "test"))
         app.catalog.attach(sample.increment)
         return app
@@ -454,7 +455,7 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
             async with Interlock.open(directory) as app:
                 digest = contract_digest(remember)
                 await app.journal.commit(
-                    publish(remember.manifest, digest, "library:", TestEvidence(digest, True, "test", ""), "test")
+                    publish(remember.manifest, digest, "library:", TrialEvidence(digest, True, "test", ""), "test")
                 )
                 app.catalog.attach(remember)
                 previous: tuple[dict[str, Any], str] | None = None

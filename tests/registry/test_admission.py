@@ -14,7 +14,7 @@ from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import parse_manifest
 from interlock.core.errors import Failure
 from interlock.registry import admission
-from interlock.registry.admission import CONJUNCTS, Conjunct, TestEvidence, examine
+from interlock.registry.admission import CONJUNCTS, Conjunct, TrialEvidence, examine
 from interlock.registry.catalog import contract_digest
 
 Json = dict[str, Any]
@@ -70,8 +70,8 @@ def made(document: Json, function: Any = working) -> AnyTool:
     return from_manifest(parse_manifest(document), function, {})
 
 
-def passed(digest: str) -> TestEvidence:
-    return TestEvidence(digest, True, "examples", "1 cases passed")
+def passed(digest: str) -> TrialEvidence:
+    return TrialEvidence(digest, True, "examples", "1 cases passed")
 
 
 async def offer(app: Interlock, candidate: AnyTool) -> Admission:

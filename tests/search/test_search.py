@@ -17,7 +17,7 @@ from interlock.contract.manifest import parse_manifest
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
 from interlock.registry import admission, quarantine
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from interlock.registry.retirement import deprecate, move
 from interlock.search import index as module
 from interlock.search.fields import entry_of
@@ -223,7 +223,7 @@ async def test_choices_and_names_inside_of_parameters_are_found(app: Interlock):
         }
     )  # fmt: skip
     content = digest(manifest.document())
-    evidence = TestEvidence(content, True, "test", "")
+    evidence = TrialEvidence(content, True, "test", "")
     await app.journal.commit(admission.publish(manifest, content, "library:", evidence, "test"))
     await app.catalog.look()
     for query in ("aisle", "passport number", "vegetarian"):

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from interlock import Effect, Interlock, Preview, Result, Tool, tool
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from interlock.registry.admission import publish as published
 from interlock.registry.catalog import contract_digest
 from tests.sample import world
@@ -96,7 +96,7 @@ def records(app: Interlock, call: str | None = None, kind: str = "closed") -> li
 def publish(tool: Tool[..., Any]) -> Any:
     """The unit that publishes a tool as admitted, without a trial."""
     digest = contract_digest(tool)
-    return published(tool.manifest, digest, "library:", TestEvidence(digest, True, "test", ""), "test")
+    return published(tool.manifest, digest, "library:", TrialEvidence(digest, True, "test", ""), "test")
 
 
 FIELDS = {

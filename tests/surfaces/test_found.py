@@ -20,7 +20,7 @@ from interlock.data.canonical import digest as canonical_digest
 from interlock.data.schema import Json
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from interlock.registry.admission import publish as published
 from interlock.registry.catalog import contract_digest
 from interlock.store import upstreams
@@ -58,12 +58,12 @@ def _serve_apps(transaction: Transaction) -> None:
         execution = Execution.model_validate({"kind": "upstream", "target": "apps", "native": native})
         made = manifest.model_copy(update={"protocol": "mcp", "execution": execution})
         digest = canonical_digest(made.document())
-        published(made, digest, "library:", TestEvidence(digest, True, "test", ""), "test")(transaction)
+        published(made, digest, "library:", TrialEvidence(digest, True, "test", ""), "test")(transaction)
 
 
 def _serve_elsewhere(transaction: Transaction) -> None:
     digest = contract_digest(REMOTE)
-    published(REMOTE.manifest, digest, "upstream:far", TestEvidence(digest, True, "test", ""), "test")(transaction)
+    published(REMOTE.manifest, digest, "upstream:far", TrialEvidence(digest, True, "test", ""), "test")(transaction)
     upstreams.insert(transaction, "far", kind="http", config="{}", overlay="{}", added_by="test", at_ms=1)
     upstreams.mark_probed(transaction, "far", "unavailable", "nobody answers", 2)
 

@@ -26,7 +26,7 @@ from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.integrations.toolkit import Toolkit
 from interlock.registry import quarantine
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from interlock.registry.admission import publish as published
 from interlock.registry.catalog import contract_digest
 from interlock.store import upstreams
@@ -95,7 +95,7 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
 
 def _serve_elsewhere(transaction: Transaction) -> None:
     digest = contract_digest(REMOTE)
-    published(REMOTE.manifest, digest, "upstream:far", TestEvidence(digest, True, "test", ""), "test")(transaction)
+    published(REMOTE.manifest, digest, "upstream:far", TrialEvidence(digest, True, "test", ""), "test")(transaction)
     upstreams.insert(transaction, "far", kind="http", config="{}", overlay="{}", added_by="test", at_ms=1)
     upstreams.mark_probed(transaction, "far", "unavailable", "nobody answers", 2)
 
@@ -267,7 +267,11 @@ async def test_affordances_name_no_tool_that_is_blocked_for_whatever_reason(wire
     assert (await _afforded(wires))[1] & EXCLUDED.keys() == {"office.draw", "office.ask_bot"}
 
 
-@pytest.mark.proves("SURF-01", "SURF-03")
+@pytest.mark.proves("SURF-03")
+@pytest.mark.part_of(
+    "SURF-01",
+    rest="calls of a tool that is not on the surface through the library, adapters of frameworks and /v1/tools/calls",
+)
 @pytest.mark.parametrize("door", WIRES)
 async def test_a_tool_that_is_not_on_the_surface_is_unknown_to_its_caller_at_every_door(
     wires: Wires, door: str

@@ -8,7 +8,7 @@ import pytest
 
 from interlock.contract.contract import contract_of
 from interlock.data.schema import properties_of
-from interlock.registry.admission import TestEvidence, examine
+from interlock.registry.admission import TrialEvidence, examine
 from tests.support.catalogs import definitions, imported
 
 CATALOGS = sorted((Path(__file__).parent / "data" / "catalogs").glob("*.json"))
@@ -27,7 +27,7 @@ def test_every_tool_of_a_catalog_is_admitted_as_irreversible_and_under_a_name_of
     for one in done:
         assert one.manifest is not None
         digest = contract_of(one.manifest).digest
-        verdict = examine(one.manifest, digest, {}, TestEvidence(digest, True, "trial", ""))
+        verdict = examine(one.manifest, digest, {}, TrialEvidence(digest, True, "trial", ""))
         assert verdict.admitted, verdict.refused
         assert one.manifest.mutation_class == "write_irreversible"
         assert one.manifest.execution is not None

@@ -17,7 +17,7 @@ from interlock.contract.manifest import parse_manifest
 from interlock.contract.wire_names import provider_name
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, Schema
-from interlock.registry.admission import TestEvidence, examine
+from interlock.registry.admission import TrialEvidence, examine
 from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
 from interlock.upstreams.manifests import import_all
@@ -323,7 +323,7 @@ def test_every_providers_declarations_become_contracts_once_the_overlay_says_wha
     ):
         assert one.manifest is not None, one.refused
         digest = contract_of(one.manifest).digest
-        assert examine(one.manifest, digest, {}, TestEvidence(digest, True, "trial", "")).admitted
+        assert examine(one.manifest, digest, {}, TrialEvidence(digest, True, "trial", "")).admitted
 
 
 @pytest.mark.proves("EXEC-12")

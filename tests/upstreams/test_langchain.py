@@ -19,7 +19,7 @@ from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Schema
-from interlock.registry.admission import TestEvidence, examine
+from interlock.registry.admission import TrialEvidence, examine
 from interlock.upstreams.langchain import RESULT_SCHEMA, LangChainConfig, LangChainUpstream
 from interlock.upstreams.manifests import import_all
 from tests.support.calls import SIX, records
@@ -230,7 +230,7 @@ async def test_every_tool_of_a_module_becomes_a_contract_that_admission_takes() 
     for one in import_all(found.tools, upstream="chain", kind="langchain", versions="1.0.0"):
         assert one.manifest is not None, one.refused
         digest = contract_of(one.manifest).digest
-        assert examine(one.manifest, digest, {}, TestEvidence(digest, True, "trial", "")).admitted
+        assert examine(one.manifest, digest, {}, TrialEvidence(digest, True, "trial", "")).admitted
         assert one.manifest.protocol == "langchain"
 
 

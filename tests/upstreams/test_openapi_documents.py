@@ -26,7 +26,7 @@ from interlock.contract.contract import contract_of
 from interlock.contract.manifest import OWN_DESCRIPTION
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, Schema
-from interlock.registry.admission import TestEvidence, examine, publish
+from interlock.registry.admission import TrialEvidence, examine, publish
 from interlock.upstreams import openapi
 from interlock.upstreams.manifests import import_all
 from tests.support.openapi import document
@@ -56,7 +56,7 @@ def test_every_operation_of_a_real_document_is_admitted(path: Path) -> None:
     for one in imported:
         assert one.manifest is not None, (one.definition.name, one.refused)
         digest = contract_of(one.manifest).digest
-        assert examine(one.manifest, digest, {}, TestEvidence(digest, True, "trial", "")).admitted
+        assert examine(one.manifest, digest, {}, TrialEvidence(digest, True, "trial", "")).admitted
         reads = one.definition.native["method"] in ("GET", "HEAD")
         assert one.manifest.mutation_class == ("read_only" if reads else "write_irreversible")
         assert one.manifest.execution is not None
@@ -795,7 +795,7 @@ def test_manifests_of_a_document_have_their_definitions_in_common_and_are_not_ke
     assert dogs.manifest.result_schema["$defs"]["Pet"] is kept
     assert found.tools == said
     # What publishes a manifest has its text, and not the manifest as well.
-    proof = TestEvidence(cats.digest, True, "trial", "")
+    proof = TrialEvidence(cats.digest, True, "trial", "")
     unit, manifest = publish(cats.manifest, cats.digest, "upstream:api", proof, "test"), weakref.ref(cats.manifest)
     del cats
     gc.collect()

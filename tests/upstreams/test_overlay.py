@@ -15,7 +15,7 @@ from interlock.contract.manifest import Manifest, parse_manifest
 from interlock.contract.standard.export import permission_profile
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, Schema
-from interlock.registry.admission import TestEvidence, examine
+from interlock.registry.admission import TrialEvidence, examine
 from interlock.upstreams.manifests import Imported, definition_digest, import_all, to_manifest
 from interlock.upstreams.names import clean_id, tool_ids
 from interlock.upstreams.overlay import NO_OVERLAY, Overlay, classify, parse_overlay
@@ -41,7 +41,7 @@ def imported(definition: Definition, overlay: Overlay = NO_OVERLAY, **how: Any) 
 def manifest_of(done: Imported) -> Manifest:
     assert done.manifest is not None, done.refused
     digest = contract_of(done.manifest).digest
-    assert examine(done.manifest, digest, {}, TestEvidence(digest, True, "trial", "")).admitted
+    assert examine(done.manifest, digest, {}, TrialEvidence(digest, True, "trial", "")).admitted
     return done.manifest
 
 

@@ -18,7 +18,7 @@ from interlock import Interlock
 from interlock.contract.contract import contract_of
 from interlock.data.schema import Json
 from interlock.registry import admission
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from interlock.window.tokens import estimate
 from tests.support.catalogs import CATALOGS, imported
 from tests.support.wires import Wires, wired
@@ -75,7 +75,7 @@ async def wires(app: Interlock) -> AsyncGenerator[Wires]:
         for one in imported(CATALOGS / f"{name}.json", accept_hints=True):
             assert one.manifest is not None
             content = contract_of(one.manifest).digest
-            evidence = TestEvidence(content, True, "test", "")
+            evidence = TrialEvidence(content, True, "test", "")
             app.journal.post(admission.publish(one.manifest, content, f"upstream:{name}", evidence, "test"))
     await app.journal.drain()
     await app.catalog.forget()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from interlock.api.scratch import Open
     from interlock.call.context import Caller
     from interlock.contract.declare import Tool
-    from interlock.registry.admission import AdmissionVerdict, TestEvidence
+    from interlock.registry.admission import AdmissionVerdict, TrialEvidence
     from interlock.trials import Trial
 
 # How many tools are tried out in one scratch data directory.
@@ -64,7 +64,9 @@ class Admissions:
         evidence = await self.evidence(digest)
         trial: Trial | None = None
         if evidence is None:
-            before = admission.examine(manifest, digest, published, admission.TestEvidence(digest, True, "pending", ""))
+            before = admission.examine(
+                manifest, digest, published, admission.TrialEvidence(digest, True, "pending", "")
+            )
             if before.admitted:
                 trial = await self.try_out(tool, by=by)
                 evidence = trial.evidence(digest)
@@ -94,7 +96,7 @@ class Admissions:
         origin, tools = load(target)
         return [await self.offer(tool, origin, by=by) for tool in tools]
 
-    async def evidence(self, digest: str) -> TestEvidence | None:
+    async def evidence(self, digest: str) -> TrialEvidence | None:
         """The contract tests that passed on exactly this content; None if they failed or never ran."""
         from interlock.registry import admission
 
@@ -115,14 +117,14 @@ class Admissions:
             await self._parts.journal.commit(lambda tx: record_evidence(tx, evidence))
         return trial
 
-    async def try_out_all(self, tools: Sequence[Tool[..., Any]]) -> list[TestEvidence]:
+    async def try_out_all(self, tools: Sequence[Tool[..., Any]]) -> list[TrialEvidence]:
         """Run the contract tests of many tools, in scratch data directories for some of them each.
 
         What a data directory compiles of its tools takes memory until it is closed.
         """
         from interlock.api.scratch import scratch_home, try_in
 
-        found: list[TestEvidence] = []
+        found: list[TrialEvidence] = []
         for first in range(0, len(tools), _TRIED_TOGETHER):
             async with scratch_home(self._open_home, self._parts) as scratch:
                 for tool in tools[first : first + _TRIED_TOGETHER]:

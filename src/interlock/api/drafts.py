@@ -11,7 +11,7 @@ from interlock.contract.refusals import place_of
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.registry import admission
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from interlock.registry.catalog import contract_digest
 from interlock.registry.drafts import DRAFTS, Drafts, DraftSource, draft_of, number_draft
 
@@ -109,11 +109,11 @@ class DraftSession:
         trial = await self._app.admissions.try_out(draft, by=self._caller)
         return await self._examine(draft, trial.evidence(contract_digest(draft))), trial
 
-    async def _examine(self, tool: Tool[..., Any], evidence: TestEvidence | None) -> AdmissionVerdict:
+    async def _examine(self, tool: Tool[..., Any], evidence: TrialEvidence | None) -> AdmissionVerdict:
         digest = contract_digest(tool)
         published = await self._app.catalog.versions(tool.manifest.address)
         return admission.examine(
-            tool.manifest, digest, published, evidence or TestEvidence(digest, True, "pending", "")
+            tool.manifest, digest, published, evidence or TrialEvidence(digest, True, "pending", "")
         )
 
     async def _before_publishing(self, tool: Tool[..., Any]) -> list[str]:

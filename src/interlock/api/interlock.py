@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from interlock.data.schema import Json
     from interlock.gateway.hooks import Hook
     from interlock.gateway.inputs import Inputs
-    from interlock.registry.admission import TestEvidence
+    from interlock.registry.admission import TrialEvidence
     from interlock.registry.retirement import Milestone
     from interlock.selection.together import Recommendation
     from interlock.settings import Settings
@@ -459,7 +459,7 @@ class Interlock(Parts):
         requests.require_tool(tool)
         return await self.admissions.offer(tool, origin, by=self.caller)
 
-    async def evidence(self, digest: str) -> TestEvidence | None:
+    async def evidence(self, digest: str) -> TrialEvidence | None:
         """The contract tests that passed on exactly this content; None if they failed or never ran."""
         return await self.admissions.evidence(digest)
 

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from interlock.call.events import Listener
     from interlock.contract.declare import Tool
     from interlock.core.clock import Clock
-    from interlock.registry.admission import TestEvidence
+    from interlock.registry.admission import TrialEvidence
     from interlock.settings import Settings
     from interlock.store.home import Home
     from interlock.upstreams.manager import Upstreams
 
 Connect = Callable[[str], "Connector"]
-TryOut = Callable[[Sequence["Tool[..., Any]"]], Awaitable[list["TestEvidence"]]]
+TryOut = Callable[[Sequence["Tool[..., Any]"]], Awaitable[list["TrialEvidence"]]]
 
 # A process that runs this long opens the sandbox before a call needs it. Most commands are shorter.
 WARM_AFTER_S = 1.0

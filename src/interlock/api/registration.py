@@ -19,7 +19,7 @@ from interlock.contract.permissions import permissions_of
 from interlock.core.errors import Failure
 from interlock.data.schema import Fault, Json
 from interlock.registry import admission, quarantine, retirement
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from interlock.registry.strictness import loosenings
 from interlock.store import records
 from interlock.store.port import Transaction
@@ -180,7 +180,7 @@ def _complete(document: Any) -> Manifest:
             manifest = parse_manifest({**_STAND_INS, **document} if isinstance(document, dict) else document)
         except Failure:
             raise failure from None
-    verdict = admission.examine(manifest, "", {}, TestEvidence("", True, "pending", ""))
+    verdict = admission.examine(manifest, "", {}, TrialEvidence("", True, "pending", ""))
     gaps += [{"pointer": f"/{name}", "message": fault} for name, found in verdict.refused.items() for fault in found]
     if manifest.execution is None:
         gaps.append({"pointer": "/execution", "message": "name what to run: {target: module:function}, or a program"})

@@ -19,7 +19,7 @@ from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS
 from interlock.registry import admission
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from interlock.registry.catalog import contract_digest
 from interlock.store.home import Home
 from interlock.store.port import Unit
@@ -129,7 +129,7 @@ async def try_in(scratch: Parts, tool: Tool[..., Any], *, live: bool = False) ->
 
 def _publication(tool: Tool[..., Any]) -> Unit[bool]:
     digest = contract_digest(tool)
-    return admission.publish(tool.manifest, digest, "library:", TestEvidence(digest, True, "trial", ""), "trial")
+    return admission.publish(tool.manifest, digest, "library:", TrialEvidence(digest, True, "trial", ""), "trial")
 
 
 async def _agree(scratch: Parts, pending: Result) -> None:

@@ -45,7 +45,7 @@ UNPROVEN = "unproven"
 
 
 @dataclass(frozen=True, slots=True)
-class TestEvidence:
+class TrialEvidence:
     """Contract tests that passed on one exact content, or are to be run again (`UNPROVEN`)."""
 
     digest: str
@@ -76,7 +76,7 @@ class AdmissionVerdict:
 
 
 def examine(
-    manifest: Manifest, digest: str, published: Mapping[str, Version], evidence: TestEvidence | None
+    manifest: Manifest, digest: str, published: Mapping[str, Version], evidence: TrialEvidence | None
 ) -> AdmissionVerdict:
     """Check a manifest against all eight conditions at once."""
     faults: dict[Conjunct, list[str]] = {
@@ -175,7 +175,7 @@ def _mutation_faults(manifest: Manifest) -> list[str]:
     return manifest_faults(manifest)
 
 
-def _evidence_faults(digest: str, evidence: TestEvidence | None) -> list[str]:
+def _evidence_faults(digest: str, evidence: TrialEvidence | None) -> list[str]:
     if evidence is None or evidence.digest != digest:
         return ["no contract tests have passed on this exact content"]
     return [] if evidence.passed else [f"contract tests failed: {evidence.report}"]
@@ -185,7 +185,7 @@ def publish(
     manifest: Manifest,
     digest: str,
     origin: str,
-    evidence: TestEvidence,
+    evidence: TrialEvidence,
     by: str,
     source: str | None = None,
     code: str | None = None,
@@ -258,12 +258,12 @@ def same_name(address: str, other: str) -> str:
     return f"`{address}` would be shown to clients under the same shortened name as `{other}`; give it a shorter id"
 
 
-def record_evidence(transaction: Transaction, evidence: TestEvidence) -> None:
+def record_evidence(transaction: Transaction, evidence: TrialEvidence) -> None:
     row = tools.StoredEvidence(evidence.digest, int(evidence.passed), evidence.mode, evidence.report)
     tools.put_evidence(transaction, row, transaction.now_ms)
 
 
-def stored_evidence(reader: Reader, digest: str) -> TestEvidence | None:
+def stored_evidence(reader: Reader, digest: str) -> TrialEvidence | None:
     """Return the result of the contract tests that were run on a content; None if there were none."""
     row = tools.evidence(reader, digest)
-    return None if row is None else TestEvidence(row.digest, bool(row.passed), row.mode, row.report)
+    return None if row is None else TrialEvidence(row.digest, bool(row.passed), row.mode, row.report)

@@ -18,7 +18,7 @@ from interlock.contract.wire_names import shortened
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS
 from interlock.registry import admission
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from interlock.registry.catalog import Catalog, Version, contract_digest
 from interlock.store import tools as stored_tools
 from interlock.store.port import Reader, Store
@@ -30,7 +30,7 @@ from interlock.upstreams.repository import Offered, Page, Pinned, Upstream
 from interlock.upstreams.schemas import visible
 
 FIRST_VERSION = "1.0.0"
-TryOut = Callable[[Sequence[Tool[..., Any]]], Awaitable[Sequence[TestEvidence]]]
+TryOut = Callable[[Sequence[Tool[..., Any]]], Awaitable[Sequence[TrialEvidence]]]
 
 
 # Characters of a name and of a reason for a refusal: both are stored and shown, and an upstream chooses them.
@@ -186,7 +186,7 @@ def once(looked: Sequence[Offered]) -> Sequence[Offered]:
 
 async def admit(
     catalog: Catalog, try_out: TryOut, offered: Sequence[Offered]
-) -> tuple[Sequence[Offered], dict[str, TestEvidence]]:
+) -> tuple[Sequence[Offered], dict[str, TrialEvidence]]:
     """Run the contract tests of new definitions, and check them against all eight conditions."""
     fresh = [
         await DEFINITIONS.run(_next_version, await catalog.versions(one.address), one)
@@ -204,14 +204,14 @@ async def admit(
 
 async def try_again(
     catalog: Catalog, try_out: TryOut, admitted: Sequence[tuple[str, str, str]]
-) -> dict[str, TestEvidence]:
+) -> dict[str, TrialEvidence]:
     """Run the contract tests of versions that are admitted already: address, version and digest. By digest."""
     versions = [(await catalog.versions(address))[version] for address, version, _ in admitted]
     tried = await try_out([without_function(one.contract.manifest) for one in versions])
     return {one.digest: one for one in tried}
 
 
-def _examined(one: Offered, tool: Tool[..., Any], published: Mapping[str, Version], evidence: TestEvidence) -> Offered:
+def _examined(one: Offered, tool: Tool[..., Any], published: Mapping[str, Version], evidence: TrialEvidence) -> Offered:
     verdict = admission.examine(tool.manifest, contract_digest(tool), published, evidence)
     if not verdict.admitted:
         return replace(one, state="refused", reason=verdict.failure(one.address).message)
@@ -229,7 +229,7 @@ def _next_version(published: Mapping[str, Version], one: Offered) -> Offered:
     latest = max(published, key=_numbers)
     minor = manifest.model_copy(update={"version": _bumped(latest, 1)})
     major = manifest.model_copy(update={"version": _bumped(latest, 0), "breaking_changes": True})
-    pretend = TestEvidence(contract_digest(without_function(minor)), True, "pending", "")
+    pretend = TrialEvidence(contract_digest(without_function(minor)), True, "pending", "")
     fits = admission.examine(minor, pretend.digest, published, pretend).admitted
     candidate = minor if fits else major
     return replace(one, manifest=candidate, version=candidate.version)

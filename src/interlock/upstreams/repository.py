@@ -26,7 +26,7 @@ from interlock.core.record import NamedTuple, dataclass
 from interlock.data.canonical import digest, encode
 from interlock.data.schema import Json
 from interlock.registry import admission, quarantine
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from interlock.store import records
 from interlock.store import tools as stored_tools
 from interlock.store import upstreams as store
@@ -265,7 +265,7 @@ def settle(
     known: Upstream,
     judged_by: Page,
     looked: Sequence[Offered],
-    evidence: Mapping[str, TestEvidence],
+    evidence: Mapping[str, TrialEvidence],
     *,
     by: str,
     new: bool,
@@ -328,12 +328,12 @@ def unproven(reader: Reader, name: str) -> list[tuple[str, str, str]]:
     return store.with_evidence(reader, name, admission.UNPROVEN)
 
 
-def unproven_words(proof: TestEvidence) -> str:
+def unproven_words(proof: TrialEvidence) -> str:
     """The remark on a tool that was admitted unproven; empty if it is proven."""
     return f"not proven yet, tried again at every refresh: {proof.report}" if proof.mode == admission.UNPROVEN else ""
 
 
-def proving(name: str, tried: Mapping[str, TestEvidence], refs: Mapping[str, str]) -> Unit[None]:
+def proving(name: str, tried: Mapping[str, TrialEvidence], refs: Mapping[str, str]) -> Unit[None]:
     """Unit that stores contract tests that were run later, by the digest of their content; `refs` names it.
 
     What fails goes into quarantine: it was admitted, and calls of it are on record. What could not be tried this time

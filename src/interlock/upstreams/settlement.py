@@ -15,7 +15,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS
 from interlock.data.schema import Json
-from interlock.registry.admission import TestEvidence
+from interlock.registry.admission import TrialEvidence
 from interlock.registry.catalog import Catalog
 from interlock.store.port import Store
 from interlock.upstreams import repository
@@ -153,7 +153,7 @@ class Settlement:
         return await self._journal.read(lambda reader: repository.page(reader, name))
 
     def _alert(
-        self, known: Upstream, page: Page, looked: Sequence[Offered], evidence: Mapping[str, TestEvidence], by: str
+        self, known: Upstream, page: Page, looked: Sequence[Offered], evidence: Mapping[str, TrialEvidence], by: str
     ) -> None:
         for one in looked:
             before = page.tools.get(one.name)

@@ -65,7 +65,7 @@ _MODULES = {
         "ExecutionKind",
         "LIFECYCLE_OF_REGISTRY_STATE",
         "Lifecycle",
-        "Part",
+        "DocumentPart",
         "RegistryState",
         "SELECTABLE_REGISTRY_STATES",
         "VERSION",

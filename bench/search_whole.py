@@ -63,7 +63,7 @@ async def _timed(app: Interlock, queries: Sequence[str]) -> list[float]:
 
 
 async def _after(app: Interlock, change: Unit[Any], query: str) -> float:
-    """How much longer a search takes than the next one if a change was committed before it, with noticing that."""
+    """The extra time of the first search after a committed change, compared with the search after it."""
     await app.journal.commit(change)
     began = time.process_time()
     await app.journal.changes.look()

@@ -103,7 +103,7 @@ def _marks(node: ast.expr, test: str, kept: dict[str, ast.expr], texts: dict[str
 
 @functools.cache
 def _shared(module: str) -> tuple[dict[str, ast.expr], dict[str, str]]:
-    """What the names of a module of `tests/support` stand for."""
+    """The values of the names in a module of `tests/support`."""
     return _names(ast.parse((SHARED / f"{module}.py").read_text()))
 
 

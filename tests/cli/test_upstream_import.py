@@ -174,7 +174,7 @@ async def test_a_person_who_is_alone_agrees_in_advance_to_what_their_own_client_
         assert notes.read_text() == "milk\n" * 2
         (record,) = [one for one in bodies(fresh.store, "approval") if one["act"] == "standing.granted"]
         assert record["alone"] is True
-        # Whoever is not alone any more has not agreed in advance any more.
+        # With the statement that they are alone, their standing approvals end.
         ended = await typed(["approvals", "alone", "--end"])
         assert ended.json["revoked"] == [granted.json["id"]]
         assert (await note("three")).meta["interlock/pending"]["status"] == "PENDING"

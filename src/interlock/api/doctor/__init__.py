@@ -55,7 +55,7 @@ def examine_at(path: Path, *, begin: Callable[[str, float], None]) -> list[Findi
 def examine(
     home: Home, *, machine: bool = True, begin: Callable[[str, float], None] = lambda words, percent: None
 ) -> list[Finding]:
-    """Everything that was found, in order; without `machine`, of the home alone. `begin` is told of each check."""
+    """All findings, in order; without `machine`, those of the data directory alone. `begin` precedes each check."""
     _follow(home)
     checks = {**MACHINE, **CHECKS, **ISOLATION} if machine else CHECKS
     found: list[Finding] = []

@@ -2,7 +2,7 @@
 
 A surface belongs to the holder of a token. What is loaded with the token, in whatever process and by whatever endpoint,
 changes the lists of all its clients, and of nobody else. Clients of the modern era listen by a stream of the SDK, which
-gets events from a bus; sessions of the handshake era are told by name.
+gets events from a bus; sessions of the handshake era are notified one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Deliver = Callable[[ServerEvent], None]
 # Reads the names of the tools that each of some holders has loaded.
 Loaded = Callable[[Sequence[str]], Awaitable[dict[str, frozenset[str]]]]
 
-# How clients of either era are told that a list may be another.
+# The notifications by which clients of either era learn that a list may have changed.
 LISTS: dict[str, tuple[Callable[[], ServerEvent], Callable[[ServerSession], Coroutine[Any, Any, None]]]] = {
     "tools": (ToolsListChanged, ServerSession.send_tool_list_changed),
     "resources": (ResourcesListChanged, ServerSession.send_resource_list_changed),

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from interlock import Caller, Context, Effect, Failure, Interlock, Preview, Result, tool
 from interlock.approvals.ticket import Ticket
 from interlock.audit.chain import verify
+from interlock.core.errors import CODES
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.support.calls import admit
@@ -234,14 +235,19 @@ class Approvals(RuleBasedStateMachine):
     # What always holds
 
     def _allowed_by(self, run: Run) -> str:
-        """The approval that an execution's own records cite: the intent before it and the closing after it agree."""
+        """The approval that an execution's own records cite: the intent before it and the closing after it agree.
+
+        An attempt that could not run just then has a closing before the intent, with an error that allows another.
+        """
         rows = self.app.journal.reader.all(
             "SELECT kind, body FROM journal WHERE call = ? AND kind IN ('intent', 'closed') ORDER BY seq", (run.call,)
         )
         bodies = [(kind, orjson.loads(body)) for kind, body in rows]
-        [intent] = [body for kind, body in bodies if kind == "intent"]
-        ran = [body for kind, body in bodies if kind == "closed" and body["source"] == "compute"]
-        assert [body["status"] for body in ran] == ["SUCCESS"]
+        [place] = [place for place, (kind, _) in enumerate(bodies) if kind == "intent"]
+        intent = bodies[place][1]
+        assert all(CODES[body["error_code"]].retryable for _, body in bodies[:place]), bodies
+        ran = [body for _, body in bodies[place + 1 :] if body["source"] == "compute"]
+        assert [body["status"] for body in ran] == ["SUCCESS"], bodies
         assert ran[0]["approvalTicketId"] == intent["approvalTicketId"]
         return intent["approvalTicketId"]
 

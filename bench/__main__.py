@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", nargs="?", type=Path, help="`search`: a folder of sets as in bench/sets")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, rougher figures")
     parser.add_argument("--row", action="append", default=[], help="`doors`: only this row; may be repeated")
-    parser.add_argument("--against", default="", help="`scale`: compare SQLite with that of this commit as well")
+    parser.add_argument("--against", default="", help="`scale`: compare SQLite with that of this commit")
     parser.add_argument("--save", action="store_true", help="append the figures to bench/RESULTS.md")
     return parser
 

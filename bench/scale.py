@@ -1,5 +1,8 @@
 """`scale`: governed durable calls per second on SQLite and on PostgreSQL with one node and two, beside job queues.
 
+SQLite is compared with how it was before there was another store, memory is that of a server without calls, and the
+last table has the cost of calls with ten records in the journal and with a million. A run takes about ten minutes.
+
 Everything that is measured is a process of its own (`bench/scale_worker.py`) and takes turns with the others: in every
 round each works for a moment, in random order. The PostgreSQL server is one that waits for the disk. Its CPU time is
 counted beside that of the processes, because a statement that grows slower grows there.
@@ -18,7 +21,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +39,10 @@ ROUNDS, QUICK_ROUNDS = 9, 3
 SLICE_S, QUICK_SLICE_S = 2.0, 0.7
 # Many short rounds, because a small difference is looked for.
 AGAINST_ROUNDS, AGAINST_SLICE_S = 25, 0.6
+# The commit before the work on PostgreSQL began. It needs a package that only the environment for benchmarks has.
+BEFORE = "a3ba78fd~1"
 WITHIN = 1.03
+FLAT_SLICE_S = 1.0
 # What a server has by itself, so that a commit is on the disk.
 OPTIONS = "listen_addresses= shared_buffers=256MB max_wal_size=4GB max_connections=200"
 NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")
@@ -102,17 +108,20 @@ async def run(plan: Plan) -> list[Table]:
         place = Path(directory)
         server = Server(OPTIONS, tempfile.gettempdir())
         try:
-            found = [await _against(plan, place, server)] if plan.against else []
+            found = [await _against(plan, plan.against or BEFORE, place, server)]
             found += [await _rates(plan, place, server), await _memory(place, server)]
             return [*found, await _flat(plan, place, server)]
         finally:
             server.remove()
 
 
-async def _against(plan: Plan, place: Path, server: Server) -> Table:
+async def _against(plan: Plan, commit: str, place: Path, server: Server) -> Table:
     """Compare calls on SQLite with those of another commit, by CPU time, round by round."""
-    before = place / "before"
-    await asyncio.to_thread(_check_out, plan.against, before)
+    title, before = "SQLite before and now", place / "before"
+    if not await asyncio.to_thread(_check_out, commit, before):
+        if plan.against:
+            raise SystemExit(f"`{commit}` is no commit of this repository")
+        return Table(title, note=f"Not measured: the history of this repository does not reach back to {commit}.")
     homes = [place / name for name in ("against", "now")]
     async with AsyncExitStack() as stack:
         variables = {"PYTHONPATH": str(before / "src")}
@@ -130,22 +139,23 @@ async def _against(plan: Plan, place: Path, server: Server) -> Table:
         growth = statistics.median(ours / theirs for ours, theirs in zip(new.costs, old.costs, strict=True))
         goal = f"<= {WITHIN}x"
         rows.append((old.name, number(old.cost), number(new.cost), goal, f"{growth:.3f}x", verdict(growth <= WITHIN)))
-    columns = ("CPU µs per call", plan.against, "now", "goal", "median of the rounds", "")
-    return Table("SQLite before and now", columns, rows, _load())
+    columns = ("CPU µs per call", commit, "now", "goal", "median of the rounds", "")
+    return Table(title, columns, rows, _load())
 
 
-def _check_out(commit: str, place: Path) -> None:
-    """Put the sources of a commit into a directory, with the compiled module, as they are installed."""
+def _check_out(commit: str, place: Path) -> bool:
+    """Put the sources of a commit into a directory, with the compiled module, as they are installed; False if none."""
     root = Path(__file__).parents[1]
     place.mkdir()
     archived = subprocess.run(("git", "-C", str(root), "archive", commit, "src"), stdout=subprocess.PIPE, check=False)
     if archived.returncode:
-        raise SystemExit(f"`{commit}` is no commit of this repository")
+        return False
     subprocess.run(("tar", "-x", "-C", str(place)), input=archived.stdout, check=True)
     source = place / "src" / "interlock" / "data" / "_walk.c"
     why = compile_module(source, source.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))) if source.exists() else ""
     if why:
         raise SystemExit(f"{source.name} of {commit} cannot be compiled, so the comparison would not be fair: {why}")
+    return True
 
 
 async def _rates(plan: Plan, place: Path, server: Server) -> Table:
@@ -218,7 +228,7 @@ async def _flat(plan: Plan, place: Path, server: Server) -> Table:
             field += [
                 Contender(str(size), work, [worker], callers) for work in ("read", "write") for callers in (1, 64)
             ]
-        await _measure(field, plan, server)
+        await _measure(field, plan, server, seconds=QUICK_SLICE_S if plan.quick else FLAT_SLICE_S)
     rows: list[tuple[str, ...]] = []
     for small, large in zip(field[: len(field) // 2], field[len(field) // 2 :], strict=True):
         costs = [one.cost + one.server_cost for one in (small, large)]
@@ -265,7 +275,8 @@ async def _worker(
         await worker.answer()  # it is ready
         yield worker
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):  # it has ended by itself
+            process.kill()
         await process.wait()
 
 

@@ -11,7 +11,10 @@ call is asked for once more, and then:
 - acknowledged calls that lock one account were never inside together (`overlapping`);
 - no more was paid than the budget allows (`overspent`);
 - every node gets the messages of Redis again (`without Redis`);
+- every call has an answer in the end (`unsettled`);
 - `interlock audit verify` passes on every data directory.
+
+`--save` writes the table of a run that kept all this to docs/explanation/test-tiers.md.
 
 Of a run that fails, the directory has what nodes wrote to stderr, the exported journal (`journal.jsonl`), and the
 faults and answers in order (`history`). What that tells of the first violations is printed.
@@ -23,6 +26,8 @@ import argparse
 import asyncio
 import heapq
 import itertools
+import os
+import platform
 import random
 import secrets
 import shutil
@@ -33,12 +38,13 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.crash.fleet import FAULTS, Fleet, Node, fleet
+from tests.crash.fleet import FAULTS, Fleet, FleetNode, fleet
 from tests.support import surroundings
 
 CALLERS = 24
@@ -50,6 +56,10 @@ PATIENCE_S = 600.0
 AGAIN = {"E3801", "E3803", "E3408"}
 UNKNOWN = "E3409"
 KILL = "nodes killed"
+# Each of the other faults happens once for so many kills.
+KILLS_PER_FAULT = 10
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "test-tiers.md"
+BEGIN, END = "<!-- begin: the table of ./dev chaos --save -->\n", "<!-- end -->\n"
 
 
 @dataclass(slots=True)
@@ -80,12 +90,12 @@ class Found:
     def kept(self) -> bool:
         return self.verified and not any(self.violations.values())
 
-    def table(self) -> str:
-        refused = {code: count for code, count in self.told.items() if code not in ("acknowledged", "unknown")}
-        rows = [
+    def rows(self) -> list[tuple[str, int | str]]:
+        refused = {code: count for code, count in self.told.items() if code not in ("acknowledged", "unknown", "")}
+        return [
             ("seed", self.seed),
             ("calls", self.calls),
-            *self.faults.items(),
+            *((kind, self.faults[kind]) for kind in FAULTS),
             ("answers that did not come", self.unanswered),
             ("acknowledged", self.told["acknowledged"]),
             ("unknown, and reported", self.told["unknown"] - len(self.violations["unreported"])),
@@ -94,6 +104,9 @@ class Found:
             ("audit verify", "passes" if self.verified else "FAILS"),
             ("seconds", round(self.seconds)),
         ]
+
+    def table(self) -> str:
+        rows = self.rows()
         wide = max(len(name) for name, _ in rows)
         lines = [
             f"{name:<{wide}}  {value:>10,}" if isinstance(value, int) else f"{name:<{wide}}  {value:>10}"
@@ -104,6 +117,16 @@ class Found:
         for one in {one: None for names in self.violations.values() for one in names[:3]}:
             lines += [f"{one}:", *(line for line in self.history if one.split(":")[0] in line.split())]
         return "\n".join(lines)
+
+    def section(self, commit: str) -> str:
+        """The table for the documentation, with what it was measured on."""
+        rows = [
+            f"| {name} | {value:,} |" if isinstance(value, int) else f"| {name} | {value} |"
+            for name, value in self.rows()
+        ]
+        machine = f"{platform.machine()}, {os.cpu_count()} cores"
+        heading = f"`./dev chaos` on {datetime.now(UTC):%Y-%m-%d}, {machine}, commit {commit}:"
+        return "\n".join((heading, "", "| | |", "|---|---:|", *rows, ""))
 
 
 class Callers:
@@ -119,7 +142,8 @@ class Callers:
         self.unanswered = 0
         self._again: list[tuple[float, int, Sent]] = []
         self._numbers = itertools.count()
-        self._open = 0
+        # Calls whose caller waits for an answer.
+        self.open: set[str] = set()
         limits = httpx.Limits(max_connections=2 * CALLERS)
         self._web = httpx.AsyncClient(timeout=httpx.Timeout(ANSWER_S, pool=None), limits=limits)
 
@@ -133,7 +157,7 @@ class Callers:
         for call in self.sent:
             if call.told in ("acknowledged", "unknown"):
                 self._later(call, 0.0)
-                self._open += 1
+                self.open.add(call.name)
         await self.run()
 
     async def close(self) -> None:
@@ -144,7 +168,7 @@ class Callers:
             call = self._next()
             if call is not None:
                 await self._send(call)
-            elif len(self.sent) >= self.calls and not self._open:
+            elif len(self.sent) >= self.calls and not self.open:
                 return
             else:
                 await asyncio.sleep(0.01)
@@ -161,7 +185,7 @@ class Callers:
             parameters["account"] = f"a{self._random.randrange(ACCOUNTS)}"
         call = Sent(name, "move" if kind < 0.2 else "pay" if kind < 0.3 else "post", parameters)
         self.sent.append(call)
-        self._open += 1
+        self.open.add(call.name)
         return call
 
     def _later(self, call: Sent, after_s: float) -> None:
@@ -174,13 +198,13 @@ class Callers:
             if call.told == "acknowledged" and told != "acknowledged":
                 told = f"acknowledged, then {told}"
             call.told = told
-            self._open -= 1
+            self.open.discard(call.name)
         else:
             self._later(call, self._random.uniform(0.2, 2.0))
 
     async def _ask(self, call: Sent) -> str:
         """What a node tells about a call; empty where it is to be asked again."""
-        node: Node = self._random.choice(self._fleet.nodes)
+        node: FleetNode = self._random.choice(self._fleet.nodes)
         if not node.rest:
             return ""
         sent = {"tool_id": f"fleet.{call.tool}", "parameters": call.parameters, "idempotency_key": call.name}
@@ -215,17 +239,18 @@ async def run(place: Path, *, calls: int, kills: int, seed: int, minutes: float 
     async with fleet(place, settings, seed, hastened=short) as nodes:
         callers = Callers(nodes, seed, calls)
         try:
-            async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
-                group.create_task(callers.run())
-                await _strike(nodes, callers, seed, kills, began + 60 * minutes if minutes else None, short)
-                limit.reschedule(asyncio.get_running_loop().time() + PATIENCE_S)
-            async with asyncio.timeout(PATIENCE_S):
-                await callers.ask_again()
+            with suppress(TimeoutError):  # then calls are unsettled
+                async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
+                    group.create_task(callers.run())
+                    await _strike(nodes, callers, seed, kills, began + 60 * minutes if minutes else None, short)
+                    limit.reschedule(asyncio.get_running_loop().time() + PATIENCE_S)
+                async with asyncio.timeout(PATIENCE_S):
+                    await callers.ask_again()
         finally:
             await callers.close()
             (place / "history").write_text("\n".join(nodes.history))
         found = Found(seed, len(callers.sent), nodes.happened, unanswered=callers.unanswered, history=nodes.history)
-        await _judge(nodes, callers.sent, budget, found)
+        await _judge(nodes, callers, budget, found)
         if not found.kept:
             await asyncio.to_thread(nodes.nodes[0].cli, "audit", "export", "--out", str(place / "journal.jsonl"))
         found.seconds = time.monotonic() - began
@@ -236,7 +261,7 @@ async def _strike(nodes: Fleet, callers: Callers, seed: int, kills: int, until: 
     """Let all faults happen, spread over the calls. Those that take long go on beside the others."""
     order = random.Random(seed)
     others = [kind for kind in FAULTS if kind != KILL]
-    kinds = [KILL] * kills + others * max(1, kills // 25)
+    kinds = [KILL] * kills + others * max(1, kills // KILLS_PER_FAULT)
     order.shuffle(kinds)
     share = callers.calls / len(kinds)
     async with asyncio.TaskGroup() as group:
@@ -246,8 +271,13 @@ async def _strike(nodes: Fleet, callers: Callers, seed: int, kills: int, until: 
                 break
             callers.allowed = int((number + 2) * share)
             begun = int((number + order.random()) * share)
-            while len(callers.sent) < min(callers.calls, begun):  # noqa: ASYNC110 - callers run in the background
-                await asyncio.sleep(0.005)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    while len(callers.sent) < min(callers.calls, begun):  # noqa: ASYNC110 - callers run meanwhile
+                        await asyncio.sleep(0.005)
+            except TimeoutError:  # no caller gets an answer any more
+                callers.calls = len(callers.sent)
+                break
             striking = group.create_task(nodes.strike(kind))
             if kind == KILL:
                 await striking
@@ -258,7 +288,8 @@ async def _strike(nodes: Fleet, callers: Callers, seed: int, kills: int, until: 
         node.set_clock(0)
 
 
-async def _judge(nodes: Fleet, sent: list[Sent], budget: int, found: Found) -> None:
+async def _judge(nodes: Fleet, callers: Callers, budget: int, found: Found) -> None:
+    sent = callers.sent
     clis = [node.cli for node in nodes.nodes]
     listed: Any = await asyncio.to_thread(clis[0].ask, "calls", "reconcile")
     reported = {one["key"] for one in listed["unknown"]}
@@ -271,7 +302,7 @@ async def _judge(nodes: Fleet, sent: list[Sent], budget: int, found: Found) -> N
     effects = Counter(nodes.lines("effects"))
     acknowledged = {call.name for call in sent if call.told == "acknowledged"}
     unknown = {call.name for call in sent if call.told == "unknown"}
-    refused = {call.name: call.told for call in sent if call.name not in acknowledged | unknown}
+    refused = {call.name: call.told for call in sent if call.name not in acknowledged | unknown and call.told}
     paid = [name for call in sent if call.tool == "pay" and effects[name := call.name]]
     found.violations = {
         "lost": sorted(acknowledged - effects.keys()),
@@ -282,6 +313,7 @@ async def _judge(nodes: Fleet, sent: list[Sent], budget: int, found: Found) -> N
         "overlapping": _overlapping(nodes.lines("turns"), acknowledged),
         "overspent": paid[budget:],
         "without Redis": await _without_redis(nodes),
+        "unsettled": sorted(callers.open),
     }
 
 
@@ -319,26 +351,43 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200, help="how often a node is killed; other faults in proportion")
     parser.add_argument("--seed", type=int, help="of a run to repeat; chosen by chance otherwise")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no more calls after this time")
+    parser.add_argument("--save", action="store_true", help="write the table to docs/explanation/test-tiers.md")
     arguments = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
     place = Path(tempfile.mkdtemp(prefix="interlock-chaos-", dir=surroundings.memory() or None))
-    sources = _sources()
-    print(f"seed {seed}, commit {sources}, in {place}", flush=True)
+    commit = _sources()
+    print(f"seed {seed}, commit {commit}, in {place}", flush=True)
     chosen = {"calls": arguments.calls, "kills": arguments.kills, "minutes": arguments.minutes}
     found = asyncio.run(run(place, seed=seed, **chosen))
     print(found.table())
-    if sources != _sources():
+    changed = commit != _sources()
+    if changed:
         print(f"the sources have changed during this run, to {_sources()}: run it from a clone that nobody works in")
     if not found.kept:
         print(f"the data directories, history, journal, effects and stderr of the nodes are in {place}")
         sys.exit(1)
     shutil.rmtree(place)
+    if arguments.save:
+        if changed or "-dirty" in commit:
+            sys.exit("not saved: the table would name a commit that was not what ran")
+        save(found.section(commit))
+
+
+def save(section: str, page: Path = PAGE) -> None:
+    """Write the table of a run in place of the one that the page has."""
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    page.write_text(f"{before}{begin}\n{section}\n{end}{after}")
 
 
 def _sources() -> str:
-    """The commit that is checked out, and whether files differ from it."""
-    words = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-    return subprocess.run(words, capture_output=True, check=False, text=True).stdout.strip() or "unknown"
+    """The commit that is checked out, and whether files of the program or of the tests differ from it."""
+    git = ("git", "-C", str(Path(__file__).parents[2]))
+    words = (*git, "rev-parse", "--short=12", "HEAD")
+    commit = subprocess.run(words, capture_output=True, check=False, text=True).stdout.strip()
+    words = (*git, "status", "--porcelain", "--", "src", "tests")
+    differs = subprocess.run(words, capture_output=True, check=False, text=True).stdout.strip()
+    return f"{commit}{'-dirty' if differs else ''}" if commit else "unknown-dirty"
 
 
 if __name__ == "__main__":

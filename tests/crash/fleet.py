@@ -20,9 +20,8 @@ from pathlib import Path
 
 import psycopg
 
-from tests import warm
 from tests.support.cli import Cli
-from tests.support.cluster import SERVE, address_of, prepare
+from tests.support.cluster import Node, prepare
 from tests.support.postgres import Server
 from tests.support.proxy import Proxy
 from tests.support.redis import Server as Redis
@@ -30,11 +29,12 @@ from tests.support.redis import Server as Redis
 NODES = 3
 TOOLS = Path(__file__).with_name("fleet_tools.py")
 FARTHEST_S = 6 * 3600  # by which a clock is set wrong
+START_S = 600.0  # within which a node has to serve again
 _OF = "position(%s IN convert_from(report, 'UTF8')) > 0"  # the data directory of a lease
 
 
-class Node:
-    """A server that is started again when it dies."""
+class FleetNode(Node):
+    """A server that is started again when it dies, with its own way to the database and its own wall clock."""
 
     def __init__(self, number: int, place: Path, server: Server, address: str, redis: Redis) -> None:
         self.number = number
@@ -49,12 +49,8 @@ class Node:
             "CHAOS_PLACE": str(place),
             "CHAOS_CLOCK": str(self._clock),
         }
-        self.cli = Cli(place / str(number), chosen)
-        self.said = place / f"stderr-{number}"
-        self.rest = ""
+        super().__init__(Cli(place / str(number), chosen))
         self.in_flight = 0
-        self._process: warm.Started | None = None
-        self._readers: list[threading.Thread] = []
         # Held by what happens to this node, so that one thing does at a time.
         self.busy = asyncio.Lock()
 
@@ -64,43 +60,11 @@ class Node:
         os.pwrite(descriptor, struct.pack("q", int(shift_s * 1e9)), 0)
         os.close(descriptor)
 
-    async def start(self) -> None:
+    async def start_again(self) -> None:
         """Start the server, again and again while it cannot: its database may be away."""
-        while not await asyncio.to_thread(self._started):  # noqa: ASYNC110 - each try takes its time
-            await asyncio.sleep(0.1)
-
-    def _started(self) -> bool:
-        self._process = process = warm.start(SERVE, self.cli.environment, self.cli.path)
-        reader = threading.Thread(target=self._keep, args=(process,), daemon=True)
-        reader.start()
-        self._readers.append(reader)
-        self.rest = address_of(process)
-        if self.rest:
-            return True
-        self.end()
-        return False
-
-    def _keep(self, process: warm.Started) -> None:
-        with self.said.open("ab") as file:
-            while line := process.stderr.readline():
-                file.write(line)
-                file.flush()
-
-    def signal(self, number: int) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
-
-    def end(self) -> None:
-        """Kill the server and wait until it is gone."""
-        process, self._process, self.rest = self._process, None, ""
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for reader in self._readers:
-            reader.join()
-        self._readers = []
-        process.__exit__()
+        async with asyncio.timeout(START_S):
+            while not await asyncio.to_thread(self.start):  # noqa: ASYNC110 - each try takes its time
+                await asyncio.sleep(0.1)
 
 
 class Fleet:
@@ -112,7 +76,7 @@ class Fleet:
         server: Server,
         address: str,
         redis: Redis,
-        nodes: list[Node],
+        nodes: list[FleetNode],
         token: str,
         seed: int,
         *,
@@ -146,12 +110,12 @@ class Fleet:
         """Add a line to the history of the run, which is printed of a run that fails."""
         self.history.append(f"{time.monotonic() - self._began:9.3f} {line}")
 
-    def _any(self) -> Node:
+    def _any(self) -> FleetNode:
         free = [node for node in self.nodes if not node.busy.locked()]
         at_work = [node for node in free if node.in_flight]
         return self._random.choice(at_work or free or self.nodes)
 
-    def _chosen(self) -> Node:
+    def _chosen(self) -> FleetNode:
         node = self._random.choice(self.nodes)
         self.note(f"it is node {node.number}")
         return node
@@ -165,15 +129,15 @@ class Fleet:
             self.note(f"node {node.number} is killed")
             await asyncio.to_thread(node.end)
             await asyncio.to_thread(self._end_lease, node)
-            await node.start()
+            await node.start_again()
 
-    async def replace(self, node: Node, rest: str) -> None:
+    async def replace(self, node: FleetNode, rest: str) -> None:
         """Start a node again that was taken for dead, as it says itself. On a slow machine that may be so by chance."""
         async with node.busy:
             if node.rest == rest:
                 self.note(f"node {node.number} was taken for dead, and is started again")
                 await asyncio.to_thread(node.end)
-                await node.start()
+                await node.start_again()
 
     async def stop(self) -> None:
         """Stop a process for longer than its lease, so that the others take it for dead. Then it goes on, fenced."""
@@ -189,15 +153,15 @@ class Fleet:
                 node.signal(signal.SIGCONT)
             await self._pause(1.0)
             await asyncio.to_thread(node.end)
-            await node.start()
+            await node.start_again()
 
-    def _end_lease(self, node: Node) -> None:
+    def _end_lease(self, node: FleetNode) -> None:
         """Take the leases of a data directory none of whose processes runs, as if they had run out."""
         if self._hastened:
             with suppress(psycopg.Error):  # the server is being restarted: then the lease runs out by itself
                 self._ask(f"DELETE FROM instance WHERE {_OF} RETURNING 1", node)
 
-    def _lease_over(self, node: Node) -> None:
+    def _lease_over(self, node: FleetNode) -> None:
         """Wait until no process of a data directory has a lease, looking as another process does."""
         alive, patience = True, threading.Event()
         while alive:
@@ -205,7 +169,7 @@ class Fleet:
                 alive = self._ask(f"SELECT 1 FROM instance WHERE {_OF} AND interlock_alive(id)", node)
             patience.wait(0.2)
 
-    def _ask(self, statement: str, node: Node) -> bool:
+    def _ask(self, statement: str, node: FleetNode) -> bool:
         with psycopg.connect(self._address, autocommit=True) as connection:
             return bool(connection.execute(statement.encode(), (f'"{node.cli.home}"',)).fetchall())
 
@@ -260,10 +224,12 @@ class Fleet:
         proxy.delay_s = 0.0
 
     async def set_clock(self) -> None:
-        """Set the wall clock of one node wrong. It stays so until another one is wrong."""
-        for node in self.nodes:
-            node.set_clock(0)
-        self._chosen().set_clock(self._random.uniform(-FARTHEST_S, FARTHEST_S))
+        """Set the wall clock of one node wrong. It stays so until it is set again, also if the node is killed."""
+        farthest = self._random.choice((-FARTHEST_S, FARTHEST_S))
+        shift_s = self._random.choice((farthest, self._random.uniform(-FARTHEST_S, FARTHEST_S)))
+        node = self._chosen()
+        self.note(f"the clock of node {node.number} is wrong by {shift_s:.0f} s")
+        node.set_clock(shift_s)
 
 
 # What can happen, by the word that the table of a run has for it.
@@ -293,10 +259,10 @@ async def fleet(place: Path, settings: str, seed: int, *, hastened: bool = False
         redis = Redis()
         stack.callback(redis.remove)
         address = server.new_schema()
-        nodes = [Node(number, place, server, address, redis) for number in range(NODES)]
+        nodes = [FleetNode(number, place, server, address, redis) for number in range(NODES)]
         for node in nodes:
             stack.callback(node.proxy.close)
             stack.callback(node.end)
         token = await asyncio.to_thread(prepare, [node.cli for node in nodes], TOOLS, "fleet.*", settings)
-        await asyncio.gather(*(node.start() for node in nodes))
+        await asyncio.gather(*(node.start_again() for node in nodes))
         yield Fleet(place, server, address, redis, nodes, token, seed, hastened=hastened)

@@ -99,7 +99,7 @@ def test_a_server_has_longer_to_end_than_it_gives_its_calls() -> None:
     assert int(COMPOSE["stop_grace_period"].removesuffix("s")) > 30
 
 
-@pytest.mark.part_of("OPS-09", rest="a run by a container engine, of which none works in a test machine")
+@pytest.mark.proves("OPS-09")
 def test_the_image_is_built_in_stages_and_its_service_is_confined() -> None:
     assert re.findall(r"^FROM (.*)$", IMAGE, re.MULTILINE) == ["${BASE} AS build", "${BASE}"]
     assert "ARG BASE=docker.io/library/python:3.11-slim" in IMAGE

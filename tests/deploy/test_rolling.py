@@ -40,10 +40,7 @@ def nothing_failed(cluster: Cluster, told: Load) -> None:
 
 
 @pytest.mark.part_of("OPS-11", rest="manifests are validated and not applied to a cluster")
-@pytest.mark.part_of(
-    "OPS-08",
-    rest="the program of a release before this one: there is none, and no test has one where the history is missing",
-)
+@pytest.mark.proves("OPS-08")
 async def test_servers_are_upgraded_and_set_back_one_by_one_without_a_failed_call(
     cluster: Cluster, tmp_path: Path
 ) -> None:

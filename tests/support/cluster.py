@@ -7,11 +7,12 @@ import json
 import shutil
 import signal
 import socket
+import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -104,12 +105,57 @@ def address_of(process: warm.Started) -> str:
     return ""
 
 
-class Node(NamedTuple):
-    """A server, and the command line on its data directory."""
+class Node:
+    """A server on a data directory, which can be ended and started again. What it writes to stderr is in `log`."""
 
-    cli: Cli
-    process: warm.Started
-    port: int
+    def __init__(self, cli: Cli, words: Sequence[str] = SERVE) -> None:
+        self.cli = cli
+        self.log = cli.path.with_suffix(".stderr")
+        self.rest = ""
+        self._words = words
+        self._process: warm.Started | None = None
+        self._reader: threading.Thread | None = None
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.rest).port or 0
+
+    def start(self, release: Sequence[str] = (), **variables: str) -> bool:
+        """Start the server. Whether it serves: one that does not has ended, and its log says why."""
+        environment = {**self.cli.environment, **variables}
+        self._process = process = warm.start((*release, *self._words), environment, self.cli.path, python=bool(release))
+        self._reader = threading.Thread(target=self._copy, args=(process,), daemon=True)
+        self._reader.start()
+        self.rest = address_of(process)
+        if not self.rest:
+            self.end()
+        return bool(self.rest)
+
+    def _copy(self, process: warm.Started) -> None:
+        with self.log.open("ab") as file:
+            while line := process.stderr.readline():
+                file.write(line)
+                file.flush()
+
+    def signal(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait until the server has ended by itself: its exit code."""
+        assert self._process is not None
+        return self._process.wait(_PATIENCE_S)
+
+    def end(self) -> None:
+        """Kill the server, if it still runs, and wait until it is gone."""
+        process, self._process, self.rest = self._process, None, ""
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        if self._reader is not None:
+            self._reader.join()
+        process.__exit__()
 
 
 class Cluster:
@@ -129,13 +175,10 @@ class Cluster:
 
     def start(self, number: int, release: Sequence[str] = (), **variables: str) -> Node:
         """Start a server on one of the data directories."""
-        cli = self.clis[number]
-        environment = {**cli.environment, **variables}
-        process = warm.start((*release, *DELAYED), environment, cli.path, python=bool(release))
-        self._stack.enter_context(process)
-        rest = address_of(process)
-        assert rest, process.communicate()[1].decode()
-        return Node(cli, process, urlsplit(rest).port or 0)
+        node = Node(self.clis[number], DELAYED)
+        self._stack.callback(node.end)
+        assert node.start(release, **variables), node.log.read_text()
+        return node
 
     async def replace(self, balancer: Balancer, node: Node, release: Sequence[str] = (), **variables: str) -> Node:
         """Stop a server as a rolling update does, with a call in flight that ends last, and start another instead.
@@ -148,18 +191,18 @@ class Cluster:
             base = f"http://127.0.0.1:{node.port}"
             held = asyncio.create_task(client.post(f"{base}/v1/tools/invoke", json=sent))
             await _until((self.place / f"{name}.runs").exists)
-            node.process.send_signal(signal.SIGTERM)
+            node.signal(signal.SIGTERM)
             await balancer.until(lambda: node.port not in balancer.ready)
             # It still serves: those who have not heard of it get an answer, and are asked to go.
             late = await client.get(f"{base}/ready")
             assert (late.status_code, late.headers["connection"]) == (503, "close")
             await balancer.until(lambda: balancer.open[node.port] == 0)
-            node.process.send_signal(signal.SIGTERM)
+            node.signal(signal.SIGTERM)
             await _until(lambda: not _listens(node.port))
             assert not held.done()
             (self.place / f"{name}.may-end").touch()
             assert (await held).json()["result"] == name
-        assert await asyncio.to_thread(node.process.wait, _PATIENCE_S) == 0
+        assert await asyncio.to_thread(node.wait) == 0
         await balancer.remove(node.port)
         number = self.clis.index(node.cli)
         fresh = await asyncio.to_thread(self.start, number, release, **variables)

@@ -67,22 +67,7 @@ class PostgresConnection(Rows):
         self._driver = self._open()
 
     def _open(self) -> psycopg.Connection[Any]:
-        try:
-            driver = psycopg.connect(
-                self._address,
-                autocommit=True,
-                cursor_factory=RawCursor,
-                prepare_threshold=_PREPARE_AFTER,
-                connect_timeout=CONNECT_S,
-                application_name="interlock",
-                keepalives_idle=10,
-                keepalives_interval=5,
-                keepalives_count=3,
-                tcp_user_timeout=30_000,
-                client_encoding="UTF8",
-            )
-        except psycopg.Error as error:
-            raise translated(error) from None
+        driver = connected(self._address)
         try:
             adapt(driver, text_as_bytes=self._text_as_bytes)
             if not self._reading:
@@ -208,6 +193,26 @@ class PostgresConnection(Rows):
         with self._closing:
             self._closed = True
         self._driver.close()
+
+
+def connected(address: str) -> psycopg.Connection[Any]:
+    """A connection of the driver. A way to the server that is cut without a word is noticed within half a minute."""
+    try:
+        return psycopg.connect(
+            address,
+            autocommit=True,
+            cursor_factory=RawCursor,
+            prepare_threshold=_PREPARE_AFTER,
+            connect_timeout=CONNECT_S,
+            application_name="interlock",
+            keepalives_idle=10,
+            keepalives_interval=5,
+            keepalives_count=3,
+            tcp_user_timeout=30_000,
+            client_encoding="UTF8",
+        )
+    except psycopg.Error as error:
+        raise translated(error) from None
 
 
 _LOCKED = "55P03"  # lock_not_available

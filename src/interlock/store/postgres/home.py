@@ -28,6 +28,7 @@ from interlock.store.postgres import schema
 from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.leases import Lease
 from interlock.store.postgres.lock_board import PostgresBoard
+from interlock.store.postgres.notices import SEND, Listener
 from interlock.store.postgres.server_time import ServerTime
 from interlock.store.schema_version import is_known, refuse_running
 
@@ -215,6 +216,12 @@ class PostgresHome(Home):
         *found, now_ms = reader.one(_EPOCHS)
         self._time.learn(now_ms, asked_at)
         return epochs.Epochs._make(found)
+
+    def notify(self, connection: sqlite.SqliteConnection) -> None:
+        connection.execute(SEND)
+
+    def listener(self, news: Callable[[], None]) -> Listener:
+        return Listener(self.address, news)
 
     def stop_waiting(self) -> None:
         self._give_up_at = min(self._give_up_at, time.monotonic() + GIVE_UP_S)

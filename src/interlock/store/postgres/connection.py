@@ -40,6 +40,7 @@ _WRITES = ("INSERT", "UPDATE", "DELETE")
 _READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
+# many methods: all that is known of one connection, which the driver's object may not leave
 class PostgresConnection(Rows):
     """A connection to one schema. With `reading`, its transactions read only, as of one moment.
 
@@ -86,6 +87,11 @@ class PostgresConnection(Rows):
     def intact(self) -> bool:
         """Whether a transaction is open in which no statement has failed."""
         return self._driver.pgconn.transaction_status == TransactionStatus.INTRANS
+
+    @property
+    def direct(self) -> bool:
+        """Whether there is no pooler between: those name a session by a number of their own."""
+        return self.one("SELECT pg_backend_pid()")[0] == self._driver.info.backend_pid
 
     @property
     def lost(self) -> bool:

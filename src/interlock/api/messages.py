@@ -1,8 +1,9 @@
 """Messages between processes: cached decisions that have to go, and breakers that changed, sooner than by reading.
 
 Theory of operation. The store is the truth. An order to drop cached decisions, and the state of breakers, are rows
-there, and the reader of changes finds them within 30 ms, in a process without calls within half a second. Redis, where
-the settings name one, brings the news earlier. A message is never believed:
+there, and the reader of changes finds them: by a notice of a database server, or else within 30 ms, in a process
+without calls within half a second. Redis, where the settings name one, brings the news as well. A message is never
+believed:
 
     abac:policy:updates   {"affected_subjects": ["did:…", …]}   cached decisions about these subjects are dropped;
                                                                 all of them if the message is anything else

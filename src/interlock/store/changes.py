@@ -1,7 +1,8 @@
 """Changes that other processes make to what this one keeps in memory, noticed by one reader for all caches.
 
 Theory of operation. A transaction that changes tools, identities, revocations, quarantines, breakers or upstreams
-raises an *epoch*. One thread reads all epochs in one statement, every `READ_EVERY_S`. A cache watches some of them
+raises an *epoch*. One thread reads all epochs in one statement, every `READ_EVERY_S`, and at once when another process
+on a server notifies it. A cache watches some of them
 (`watch`): when one has changed, its `load` reads what the cache needs, still on the thread, and its `apply` takes that
 over on the event loop. The loop itself reads in three cases only: after a change of this process, which must count at
 once (`look`), when the thread is late, and when the process was idle, in which the thread reads seldom (`catch_up`). If
@@ -35,7 +36,7 @@ from interlock.core.threads import DISK
 from interlock.store.connection import SqliteConnection, StoreError
 from interlock.store.epochs import Epochs
 from interlock.store.home import Home, store_failure
-from interlock.store.port import Reader
+from interlock.store.port import Listener, Reader
 
 T = TypeVar("T")
 _log = logging.getLogger("interlock.store")
@@ -107,6 +108,9 @@ class ChangeReader:
         self._began_at: float | None = None
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
+        # Whether a process has said that it changed something, since the last read began.
+        self._news = False
+        self._listener: Listener | None = None
         self._stopped = False
         self._asked_at = _NEVER
         self._reported = False
@@ -153,6 +157,7 @@ class ChangeReader:
         if self._thread is None and not self._stopped:
             self._thread = threading.Thread(target=self._run, name="interlock-changes", daemon=True)
             self._thread.start()
+            self._listener = self._home.listener(self.note_news)
 
     async def look(self) -> None:
         """Read now, so that what this process has just committed counts. Raises where the store cannot be read."""
@@ -305,12 +310,19 @@ class ChangeReader:
         elif self._number:  # not before the second time: most commands are over by then
             self.start()
 
+    def note_news(self) -> None:
+        """Read at once, on the thread: a process has changed something."""
+        self._news = True
+        self._wake.set()
+
     def _run(self) -> None:
         while not self._stopped:
             idle = time.monotonic() - self._asked_at >= IDLE_AFTER_S
             if self._wake.wait(READ_IDLE_EVERY_S if idle else READ_EVERY_S):
                 self._wake.clear()
-                continue
+                if not self._news:
+                    continue
+            self._news = False
             with self._lock:
                 try:
                     read = self._read()
@@ -335,6 +347,8 @@ class ChangeReader:
     def stop(self) -> None:
         """End the thread and close the connection. Waits for a read that is under way; later ones are refused."""
         self._stopped = True
+        if self._listener is not None:
+            self._listener.close()
         self._wake.set()
         if self._thread is not None:
             self._thread.join()

@@ -52,3 +52,4 @@ def read(reader: Reader) -> Epochs:
 def advance(transaction: Transaction, name: str) -> None:
     """Let every process on the home notice a change that this transaction makes."""
     facts.increase(transaction, name)
+    transaction.notifies = True

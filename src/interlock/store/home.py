@@ -13,7 +13,7 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,7 @@ from interlock.core.expressions import expression
 from interlock.store import epochs
 from interlock.store.connection import SqliteConnection
 from interlock.store.lock_board import Board, FileBoard
-from interlock.store.port import Reader
+from interlock.store.port import Listener, Reader
 from interlock.store.schema_version import APPLICATION_ID, is_known, refuse_running
 from interlock.store.turns import Turns
 
@@ -206,6 +206,16 @@ class Home:
     def epochs(self, reader: Reader) -> Epochs:
         """All epochs at this moment."""
         return epochs.read(reader)
+
+    def notify(self, connection: SqliteConnection) -> None:
+        """Wake the readers of changes of all processes when the transaction that is open is committed, if possible."""
+
+    def listener(self, news: Callable[[], None]) -> Listener | None:
+        """Call `news` on a thread when a process has notified others, until it is closed; None if that is not possible.
+
+        A file is read every few milliseconds instead, which costs next to nothing.
+        """
+        return None
 
     def instance(self, instance_id: str) -> Instance:
         """Show that this process lives."""

@@ -72,6 +72,9 @@ class EarlyRow(NamedTuple):
 class Transaction(Reader, Protocol):
     """Reads and writes rows and appends records to the journal, all of it or nothing."""
 
+    # Set by those who change an epoch: every process on the store is to read the epochs once this is committed.
+    notifies: bool
+
     @property
     def now_ms(self) -> int:
         """The store's time, the same for the whole transaction."""
@@ -167,6 +170,19 @@ class Changes(Protocol):
 
     def try_catch_up(self) -> bool:
         """The same; returns False where the state has to be waited for."""
+        ...
+
+
+class Listener(Protocol):
+    """Waits for notices of other processes, on a thread of its own."""
+
+    @property
+    def listening(self) -> bool:
+        """Whether a notice that is sent now is heard."""
+        ...
+
+    def close(self) -> None:
+        """End the thread."""
         ...
 
 

@@ -59,6 +59,7 @@ def impose(transaction: Transaction, digest: str, tool: str, call: str, reason: 
         " at_ms = excluded.at_ms, lifted_ms = NULL, epoch = excluded.epoch",
         (digest, tool, call, reason, at_ms),
     )
+    transaction.notifies = True
 
 
 def lift(transaction: Transaction, digest: str, lifted_ms: int) -> None:
@@ -66,3 +67,4 @@ def lift(transaction: Transaction, digest: str, lifted_ms: int) -> None:
         "UPDATE quarantine SET lifted_ms = ?, epoch = (SELECT MAX(epoch) + 1 FROM quarantine) WHERE digest = ?",
         (lifted_ms, digest),
     )
+    transaction.notifies = True

@@ -85,6 +85,7 @@ def add(transaction: Transaction, files: dict[str, str], ref: str, by: str, inst
         f"INSERT INTO shared_config ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)",  # noqa: S608 - constant
         (version + 1, text, digest, by, transaction.now_ms),
     )
+    transaction.notifies = True
     digests = {name: hashlib.sha256(one.encode()).hexdigest() for name, one in files.items()}
     body = records.plain(
         "authority", ref, transaction.now_ms, act="config.pushed", by=by, configVersion=version + 1, files=digests,

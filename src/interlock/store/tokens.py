@@ -25,6 +25,7 @@ def revoke(transaction: Transaction, kind: str, ref: str, *, at_ms: int, by: str
         'INSERT INTO revocation (kind, ref, at_ms, "by", reason) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING',
         (kind, ref, at_ms, by, reason),
     )
+    transaction.notifies = True
 
 
 def revocations_after(reader: Reader, seq: int) -> list[Revocation]:

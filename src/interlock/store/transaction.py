@@ -54,8 +54,8 @@ class Transaction(Rows):
     """A transaction of a unit: the store's time, the tables, and the end of the chain."""
 
     __slots__ = (
-        "_changes", "_connection", "_first_later", "_head", "_later", "_looks", "_seq", "_written", "early", "now_ms",
-        "rows", "soiled", "torn",
+        "_changes", "_connection", "_first_later", "_head", "_later", "_looks", "_seq", "_written", "early", "notifies",
+        "now_ms", "rows", "soiled", "torn",
     )  # fmt: skip
 
     def __init__(self, connection: SqliteConnection, seq: int, head: bytes, now_ms: int) -> None:
@@ -74,6 +74,7 @@ class Transaction(Rows):
         # Which of them is the first of the unit that runs, and the changes of the database before that unit.
         self._first_later = 0
         self._changes = 0
+        self.notifies = False  # it stays so where the unit that has set it is undone
         # Whether a piece of work failed and could not be undone by itself: then nothing of the transaction may stay.
         self.torn = False
         # Whether a piece of work failed after it had written, and what it wrote is still there.

@@ -156,6 +156,8 @@ class Writer:
         transaction.write_later()
         insert(cursor, transaction.rows)
         anchor = self._anchors.add_if_due(transaction, self.time)
+        if transaction.notifies:
+            self._home.notify(self._connection)
         cursor.execute("COMMIT")
         if timed:
             self.time.written()

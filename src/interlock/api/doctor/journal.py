@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from interlock.api.doctor.findings import Finding, Status
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from interlock.store.home import Home
     from interlock.store.last_head import SignedHead
     from interlock.store.port import Reader
+    from interlock.store.postgres.connection import PostgresConnection
+    from interlock.store.postgres.home import PostgresHome
 
 # A process that lives signs what it wrote within seconds.
 UNSIGNED_MS = 60_000
@@ -32,7 +34,7 @@ def check_journal(home: Home) -> Iterator[Finding]:
     with inspection.opened(home) as reader:
         known = is_known(reader)
         if not home.near:
-            yield from _server(reader)
+            yield from _server(home, reader)
         yield _schema(home, str(schema_of(reader)))
         rows, tools = layout.count_records(reader), inspection.tool_count(reader)
         refuse_behind(reader, anchored)
@@ -49,10 +51,16 @@ def check_journal(home: Home) -> Iterator[Finding]:
             yield from _payloads(reader)
 
 
-def _server(reader: Reader) -> Iterator[Finding]:
+def _server(home: Home, reader: Reader) -> Iterator[Finding]:
     """The server that has the store, whether its rights keep the journal append-only, and which ones are missing."""
+    from interlock.store.postgres import pooler
     from interlock.store.postgres.layout import missing_rights, server
 
+    mode = pooler.pooler_mode(cast("PostgresConnection", reader), cast("PostgresHome", home).address)
+    if mode == "transaction":
+        yield Finding("store", "broken", pooler.WORDS, pooler.ADVICE)
+    elif mode is not None:
+        yield Finding("store", "good", "reached through a connection pooler in session mode")
     for right in missing_rights(reader):
         what = f"the role of this process lacks the right {right}"
         yield Finding("store", "broken", what, "grant it, as the owner of the tables")

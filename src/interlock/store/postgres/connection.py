@@ -40,6 +40,7 @@ _WRITES = ("INSERT", "UPDATE", "DELETE")
 _READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
+# many methods: all that is known of one connection, which the driver's object may not leave
 class PostgresConnection(Rows):
     """A connection to one schema. With `reading`, its transactions read only, as of one moment.
 
@@ -67,22 +68,7 @@ class PostgresConnection(Rows):
         self._driver = self._open()
 
     def _open(self) -> psycopg.Connection[Any]:
-        try:
-            driver = psycopg.connect(
-                self._address,
-                autocommit=True,
-                cursor_factory=RawCursor,
-                prepare_threshold=_PREPARE_AFTER,
-                connect_timeout=CONNECT_S,
-                application_name="interlock",
-                keepalives_idle=10,
-                keepalives_interval=5,
-                keepalives_count=3,
-                tcp_user_timeout=30_000,
-                client_encoding="UTF8",
-            )
-        except psycopg.Error as error:
-            raise translated(error) from None
+        driver = connected(self._address)
         try:
             adapt(driver, text_as_bytes=self._text_as_bytes)
             if not self._reading:
@@ -101,6 +87,11 @@ class PostgresConnection(Rows):
     def intact(self) -> bool:
         """Whether a transaction is open in which no statement has failed."""
         return self._driver.pgconn.transaction_status == TransactionStatus.INTRANS
+
+    @property
+    def direct(self) -> bool:
+        """Whether there is no pooler between: those name a session by a number of their own."""
+        return self.one("SELECT pg_backend_pid()")[0] == self._driver.info.backend_pid
 
     @property
     def lost(self) -> bool:
@@ -208,6 +199,26 @@ class PostgresConnection(Rows):
         with self._closing:
             self._closed = True
         self._driver.close()
+
+
+def connected(address: str) -> psycopg.Connection[Any]:
+    """A connection of the driver. A way to the server that is cut without a word is noticed within half a minute."""
+    try:
+        return psycopg.connect(
+            address,
+            autocommit=True,
+            cursor_factory=RawCursor,
+            prepare_threshold=_PREPARE_AFTER,
+            connect_timeout=CONNECT_S,
+            application_name="interlock",
+            keepalives_idle=10,
+            keepalives_interval=5,
+            keepalives_count=3,
+            tcp_user_timeout=30_000,
+            client_encoding="UTF8",
+        )
+    except psycopg.Error as error:
+        raise translated(error) from None
 
 
 _LOCKED = "55P03"  # lock_not_available

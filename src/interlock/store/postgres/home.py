@@ -18,7 +18,6 @@ import orjson
 
 from interlock.core.clock import Clock, boot_id
 from interlock.core.errors import Failure
-from interlock.core.expressions import expression
 from interlock.store import connection as sqlite
 from interlock.store import epochs
 from interlock.store.connection import StoreError
@@ -28,6 +27,8 @@ from interlock.store.postgres import schema
 from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.leases import Lease
 from interlock.store.postgres.lock_board import PostgresBoard
+from interlock.store.postgres.notices import SEND, Listener
+from interlock.store.postgres.pooler import refuse_shared_sessions
 from interlock.store.postgres.server_time import ServerTime
 from interlock.store.schema_version import is_known, refuse_running
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 # How long a process that ends waits for a server that is to tell what became of the last transaction.
 GIVE_UP_S = 5.0
 _MACHINE = Clock()
-_LOCK_TIMEOUT = expression(r"database is locked")
+_LOCK_TIMEOUT = "database is locked"
 _TIME = "greatest((SELECT ms FROM store_clock), floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)"
 _NOW = f"SELECT {_TIME}"
 _EPOCHS = f"{epochs.READ}, {_TIME}"
@@ -189,7 +190,7 @@ class PostgresHome(Home):
         except StoreError as error:
             if not writer.lost:
                 writer.execute("ROLLBACK")
-            if _LOCK_TIMEOUT.search(str(error)):
+            if _LOCK_TIMEOUT in str(error):
                 return False
             raise
         except Failure:
@@ -216,6 +217,12 @@ class PostgresHome(Home):
         self._time.learn(now_ms, asked_at)
         return epochs.Epochs._make(found)
 
+    def notify(self, connection: sqlite.SqliteConnection) -> None:
+        connection.execute(SEND)
+
+    def listener(self, news: Callable[[], None]) -> Listener:
+        return Listener(self.address, news)
+
     def stop_waiting(self) -> None:
         self._give_up_at = min(self._give_up_at, time.monotonic() + GIVE_UP_S)
 
@@ -223,6 +230,7 @@ class PostgresHome(Home):
 
     def _migrate(self) -> None:
         with closing(self._connect(self.address)) as connection:
+            refuse_shared_sessions(cast("PostgresConnection", connection), self.address)
             there = connection.one(schema.HAS_SCHEMA) is not None
             if connection.one(schema.UNFINISHED) is not None:
                 advice = "run interlock store copy again: it starts from the beginning"

@@ -1,0 +1,47 @@
+"""Finds a connection pooler between a process and the server, and whether it gives each client a session of its own.
+
+A process needs one: prepared statements, `LISTEN` and the time that a statement waits for a lock belong to the session.
+In transaction mode, a pooler such as PgBouncer runs each transaction in whichever session is free, so statements fail
+that were prepared in another, and notices get lost without a word.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import psycopg
+
+from interlock.core.errors import Failure
+from interlock.store.postgres.connection import PostgresConnection, connected, translated
+
+Mode = Literal["session", "transaction"]
+_PID = b"SELECT pg_backend_pid()"
+
+
+def pooler_mode(connection: PostgresConnection, address: str) -> Mode | None:
+    """The mode of the pooler between; None if there is none."""
+    if connection.direct:
+        return None
+    with connected(address) as one, connected(address) as other:
+        try:
+            # Some poolers take the session that was used last, others each in its turn. With any number of sessions,
+            # two clients then share one in these four statements, or the first one gets another than before.
+            first, second, again, last = (_session(client) for client in (one, other, one, one))
+        except psycopg.Error as error:
+            raise translated(error) from None
+    return "session" if first == again == last != second else "transaction"
+
+
+def refuse_shared_sessions(connection: PostgresConnection, address: str) -> None:
+    """Refuse (E3108) a pooler that gives each transaction any session."""
+    if pooler_mode(connection, address) == "transaction":
+        raise Failure("E3108", WORDS, resolution=ADVICE)
+
+
+WORDS = "the connection pooler of the store is not in session mode"
+ADVICE = "set pool_mode = session for this database and user, or name the server itself in the setting store"
+
+
+def _session(client: psycopg.Connection[Any]) -> int:
+    row = client.execute(_PID, prepare=False).fetchone()
+    return 0 if row is None else row[0]

@@ -54,6 +54,7 @@ TEXTS = {
     "watched_postgres": "postgresql://db.example.com/shop",
     "search_encoder": "table",
     "search_encoder_secret": "encoder",
+    "search_vectors": "store",
     "surface_doors": "mcp,rest",
     "surface_pinned": '[{"tools": ["demo.post"]}]',
     "surface_excluded": '[{"tools": ["demo.*"]}]',

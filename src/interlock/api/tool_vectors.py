@@ -126,7 +126,7 @@ class InStore:
 
 
 def _by_place(rows: NDArray[np.int64], compared: Sequence[tuple[float, ...]], texts: int) -> Floats:
-    """The similarities that a database has computed, by the numbers of its rows, in the order of the tools of a mask."""
+    """Similarities that a database has computed, by the numbers of its rows, in the order of the tools of a mask."""
     import numpy as np
 
     similar = np.full((texts, len(rows)), np.nan, np.float32)

@@ -405,6 +405,11 @@ class Settings(pydantic.BaseModel):
         description="whether requests for which tools were selected are stored, encrypted, for payload_days. The router"
         " is trained on them, and selections are measured by them",
     )
+    selection_searches: bool = pydantic.Field(
+        False,
+        description="whether searches for tools are stored as selection_requests says, so that the router learns from"
+        " those that were followed by a call of a tool that they found",
+    )
     selection_model: Annotated[str, pydantic.AfterValidator(addresses.chat_model)] = pydantic.Field(
         "",
         description="a model that chooses among the candidates of a selection, with an OpenAI-compatible API:"

@@ -262,6 +262,54 @@ def test_a_call_belongs_to_the_last_selection_of_its_caller_that_is_not_long_ago
     assert found == [("s1", "b", "ann"), ("s2", "z", "bob")]
 
 
+def test_a_call_belongs_to_the_last_search_that_found_its_tool() -> None:
+    def searched(place: int, name: str, *tools: str, kind: str = "search") -> Selected:
+        record = {"kind": kind, "callerId": "ann", "timestamp": at(0), "candidates": tools}
+        return Selected(place, name, orjson.dumps(record))
+
+    at = "2026-01-01T10:{:02}:00.000Z".format
+    several = [searched(1, "s1", "a", "b"), searched(2, "s2", "b", "c"), searched(3, "s3", "d")]
+    calls = [Called(4, at(1), "ann", "b"), Called(5, at(1), "ann", "b"), Called(6, at(1), "ann", "z")]
+    # Each search is one step; none is about a tool that it did not find.
+    assert match(several, calls) == [("s2", "b", "ann"), ("s1", "b", "ann")]
+    assert match(several, [Called(4, at(20), "ann", "b")]) == []
+    # A selection ends what was before it, and still has a part in what comes after a search.
+    chosen = searched(4, "s4", "a", kind="selection")
+    assert match([*several, chosen], [Called(5, at(1), "ann", "d")]) == [("s4", "d", "ann")]
+    assert match([chosen, searched(5, "s5", "x")], [Called(6, at(1), "ann", "a")]) == [("s4", "a", "ann")]
+    assert match([chosen, searched(5, "s5", "x")], [Called(6, at(1), "ann", "q")]) == []
+    many = [searched(place, f"s{place}", f"t{place}") for place in range(100)]
+    assert match(many, [Called(200, at(1), "ann", "t0")]) == []
+
+
+async def test_a_router_learns_from_searches_where_these_are_stored(tmp_path: Path) -> None:
+    tools = [some_tool(name.partition(".")[2], text, namespace=name.partition(".")[0]) for name, text in TEXTS.items()]
+    cases: list[tuple[str, dict[str, Any], int]] = [
+        ("on", {"selection_searches": True}, len(PAIRS)),
+        ("off", {}, 0),
+        ("never", {"selection_searches": True, "selection_requests": "never"}, 0),
+    ]
+    for name, settings, learned in cases:
+        async with Interlock.open(tmp_path / name, housekeeping=False, **settings) as app:
+            await admit(app, *tools)
+            await app.catalog.forget()
+            for text, right in PAIRS:
+                # As a model does: it searches for each step, and calls a tool that was found.
+                found = [one.version.row.address for one in await app.search(f"{text} {TEXTS[right]}")]
+                assert right in found
+                assert (await app.call(right, {"value": "x"})).ok
+            assert await app.search("qwertz asdfgh") == []  # of which there is nothing to learn
+            stored = app.journal.reader.all("SELECT body FROM journal WHERE kind = 'search'")
+            assert len(stored) == learned
+            assert not [body for (body,) in stored if b"corner" in body]
+            answer = await app.selections.learning.train(app.caller)
+            assert (answer["calls"], "router" in answer) == (learned, bool(learned))
+            if learned:
+                assert (await evaluate_journal(app.selections, app.caller))["tasks"] > 0
+                other = Caller(id="eve", tenant="other", scopes=app.caller.scopes, trust=app.caller.trust)
+                assert await app.selections.learning.router(other.tenant) is None
+
+
 # Evaluation
 
 

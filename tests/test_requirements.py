@@ -79,7 +79,7 @@ def test_a_mark_that_is_kept_in_a_shared_module_counts_where_it_is_imported() ->
     (kept,) = marks.marks_in("from tests.support.mcp import DOOR as HERE\n\n@HERE\ndef test_one(): ...")
     assert (kept.kind, kept.names, kept.test) == ("part_of", ("OPS-02",), "test_one")
     assert kept.rest is not None
-    source = "from tests.support.office import REG_14\n@pytest.mark.part_of('REG-14', rest=REG_14)\ndef test_one(): ..."
+    source = "from tests.support.older import OLDER\n@pytest.mark.part_of('REG-14', rest=OLDER)\ndef test_one(): ..."
     (said,) = marks.marks_in(source)
     assert said.rest is not None
 

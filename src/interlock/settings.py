@@ -355,8 +355,13 @@ class Settings(pydantic.BaseModel):
         "auto",
         description="what finds tools by their meaning. auto: the package interlock-search-encoder if it is installed,"
         " otherwise the table of this package. table; package; none: words alone. A folder with model.onnx and"
-        " vocab.txt, absolute or in the data directory. ollama:MODEL@URL or openai:MODEL@URL: a service, which receives"
-        " the descriptions of tools and the requests",
+        " vocab.txt or tokenizer.json, absolute or in the data directory. ollama:MODEL@URL or openai:MODEL@URL: a"
+        " service, which receives the descriptions of tools and the requests",
+    )
+    search_vectors: Literal["memory", "store"] = pydantic.Field(
+        "memory",
+        description="where vectors of tools are that an encoder made. memory: of each process, with a file of the data"
+        " directory. store: in the database, where it is PostgreSQL with pgvector, which then compares them",
     )
     search_encoder_secret: str = pydantic.Field(
         "", max_length=200, description="the name of the stored credential that such a service receives as its bearer"
@@ -399,6 +404,11 @@ class Settings(pydantic.BaseModel):
         "sealed",
         description="whether requests for which tools were selected are stored, encrypted, for payload_days. The router"
         " is trained on them, and selections are measured by them",
+    )
+    selection_searches: bool = pydantic.Field(
+        False,
+        description="whether searches for tools are stored as selection_requests says, so that the router learns from"
+        " those that were followed by a call of a tool that they found",
     )
     selection_model: Annotated[str, pydantic.AfterValidator(addresses.chat_model)] = pydantic.Field(
         "",

@@ -54,6 +54,8 @@ TEXTS = {
     "watched_postgres": "postgresql://db.example.com/shop",
     "search_encoder": "table",
     "search_encoder_secret": "encoder",
+    "search_vectors": "store",
+    "selection_searches": "true",
     "surface_doors": "mcp,rest",
     "surface_pinned": '[{"tools": ["demo.post"]}]',
     "surface_excluded": '[{"tools": ["demo.*"]}]',

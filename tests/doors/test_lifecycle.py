@@ -298,10 +298,7 @@ ENDS: Mapping[str, tuple[Wish, str, int]] = {
 }
 
 
-@pytest.mark.part_of(
-    "LIFE-08",
-    rest="in batched audit mode, records of reads that were answered just before a kill",
-)
+@pytest.mark.proves("LIFE-08")
 @pytest.mark.parametrize("state", ENDS)
 async def test_through_every_door_each_end_is_one_result_one_record_and_one_event(place: Place, state: str) -> None:
     wish, code, status = ENDS[state]
@@ -327,10 +324,7 @@ async def test_through_every_door_each_end_is_one_result_one_record_and_one_even
             assert (await client.call_tool(wish.tool, {**wish.arguments, **key})).is_error
 
 
-@pytest.mark.part_of(
-    "LIFE-08",
-    rest="in batched audit mode, records of reads that were answered just before a kill",
-)
+@pytest.mark.proves("LIFE-08")
 async def test_a_rejected_approval_is_one_end_whichever_door_asks_again(place: Place) -> None:
     for door in DOORS:
         wish = Wish("life.mail", {"to": door}, key=door)

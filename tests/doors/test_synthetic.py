@@ -24,7 +24,6 @@ Json = dict[str, Any]
 # The doors by which one call can be spoken of in another; MCP's clients cancel what they wait for themselves.
 BY_ID = ("library", "rest", "jsonrpc", "grpc", "command line")
 CAUSES = {"interruption": "user_interruption", "discard": "discarded_execution", "fallback": "fallback"}
-LOST = "in batched audit mode, records of reads that were answered just before a kill"
 CODES = {"interruption": "E3703", "discard": "E3703", "fallback": "E3413"}
 
 
@@ -150,7 +149,7 @@ async def test_a_call_is_cut_short_for_a_reason_that_labels_its_result(wires: Wi
         assert orjson.loads(noted)["reason"] == reason
 
 
-@pytest.mark.part_of("LIFE-08", rest=LOST)
+@pytest.mark.proves("LIFE-08")
 @pytest.mark.parametrize("door", ["library", *WIRES])
 async def test_a_stream_that_is_discarded_for_a_fallback_ends_once_through_every_door(wires: Wires, door: str) -> None:
     heard: list[Event] = []

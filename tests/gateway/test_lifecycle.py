@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from interlock import Caller, Context, Failure, Field, Hook, HookResult, Interlock, Request, Seen, tool
+from interlock.audit.chain import verify
 from interlock.call.phases import Granted
 from interlock.contract.standard import ToolError, ToolResult
 from interlock.contract.standard.states import HISTORY, MOVES, STATES, TERMINAL, State, Trail
@@ -86,10 +87,7 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
     assert runners == {"gateway/execution/run_tool.py"}
 
 
-LOST = "in batched audit mode, records of reads that were answered just before a kill"
-
-
-@pytest.mark.part_of("LIFE-08", rest=LOST)
+@pytest.mark.proves("LIFE-08")
 @pytest.mark.parametrize(
     ("tool", "arguments", "options", "code", "state"),
     [
@@ -180,7 +178,7 @@ async def lingers() -> str:
     return "never"
 
 
-@pytest.mark.part_of("LIFE-08", rest=LOST)
+@pytest.mark.proves("LIFE-08")
 async def test_a_read_whose_process_was_killed_is_closed_as_failed_by_the_next(app: Interlock, home: Path) -> None:
     await app.journal.commit(publish(lingers))
     app.catalog.attach(lingers)
@@ -254,7 +252,7 @@ async def computes(seconds: Seconds) -> str:
     return "done"
 
 
-@pytest.mark.part_of("LIFE-08", rest=LOST)
+@pytest.mark.proves("LIFE-08")
 @pytest.mark.parametrize("options", ["", "again", "session"])
 @pytest.mark.parametrize("name", ["awaits", "blocks", "computes"])
 async def test_a_read_that_is_killed_as_soon_as_it_runs_is_closed_as_failed_by_the_next_process(
@@ -284,6 +282,91 @@ async def test_a_read_that_is_killed_as_soon_as_it_runs_is_closed_as_failed_by_t
     assert failed["callerId"] == app.caller.id
     assert failed["traceId"]
     assert list(app.home.instances.glob("*.reads")) == []
+
+
+ANSWERED = """
+import asyncio, sys, threading
+from interlock import Hook, Interlock
+from interlock.store.writer import Writer
+from tests.gateway import test_lifecycle
+
+async def main(home, hooked, ends):
+    async with Interlock.open(home, housekeeping=False, audit="batched") as app:
+        app.catalog.attach(test_lifecycle.awaits)
+        if hooked:  # then reads take the regular phases
+            app.hook(Hook(id="looks", when="pre", run=lambda _: None))
+        assert (await app.call("demo.awaits", seconds=0)).ok
+        await app.journal.drain()
+        written, writes = threading.Event(), Writer._write
+        def held(writer, batch, patience_s, **more):
+            if patience_s == 0 and not written.is_set():
+                return False  # as if another process held the lock; the thread waits for it
+            written.wait()
+            return writes(writer, batch, patience_s, **more)
+        Writer._write = held  # the disk is slow: nothing is written from here on
+        for _ in range(3):
+            result = await app.call("demo.awaits", seconds=0)
+            assert result.ok
+            print(result.invocation_id, flush=True)
+        if not ends:
+            threading.Event().wait()
+        written.set()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.proves("LIFE-08")
+@pytest.mark.parametrize("hooked", ["", "hooked"])
+@pytest.mark.parametrize("ends", ["", "ends"])
+async def test_reads_that_were_answered_before_a_kill_are_recorded_by_the_next_process(
+    app: Interlock, home: Path, hooked: str, ends: str
+) -> None:
+    """In batched mode, where a read is answered before its record is written."""
+    await app.journal.commit(publish(awaits))
+    words = ["-c", ANSWERED, str(home), hooked, ends]
+    with warm.start(words, os.environ, Path(__file__).parents[2], python=True) as process:  # and kill it
+        read = process.stdout.readline
+        answered = [(await asyncio.to_thread(read)).decode().strip() for _ in range(3)]
+        if ends:
+            assert await asyncio.to_thread(process.wait, 60) == 0
+    bury(app.home, *(one for one in lives(app.home) if one != app.instance.id))
+    assert [len(records(app, one)) for one in answered] == [1 if ends else 0] * 3
+    for _ in range(2):  # and once is enough
+        async with Interlock.open(home, housekeeping=False):
+            pass
+    for one in answered:
+        (closed,) = records(app, one)
+        assert (closed["status"], closed["states"][-1], closed["toolId"]) == ("SUCCESS", "succeeded", "demo.awaits")
+    assert len(records(app)) == 4
+    assert verify(app.home).intact
+    assert list(app.home.instances.glob("*.reads")) == []
+
+
+async def test_an_answer_without_room_for_its_note_waits_for_its_record(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Interlock.open(home, housekeeping=False, audit="batched") as app:
+        app.catalog.attach(sample.add)
+        await app.journal.commit(publish(sample.add))
+        started = app.gateway.runner.active.started
+        for most in ("_LONGEST", "SLOTS"):
+            for number in range(3):
+                result = await app.call("demo.add", a=number, b=1)
+                assert (len(started.answered), result.ok) == (1, True)
+                await app.journal.drain()
+                await until(lambda: not started.answered)
+            if most == "_LONGEST":
+                # Longer than the note of a start, and shorter than a closing record.
+                monkeypatch.setattr("interlock.store.started_reads._LONGEST", 500)
+                result = await app.call("demo.add", a=9, b=1)
+                assert (started.answered, len(records(app, result.invocation_id))) == ({}, 1)
+                monkeypatch.undo()
+            else:
+                free, started.free = started.free, started.free[-1:]
+                result = await app.call("demo.add", a=9, b=1)
+                assert (started.answered, len(records(app, result.invocation_id))) == ({}, 1)
+                started.free = free
 
 
 async def test_a_read_that_has_ended_leaves_no_note(app: Interlock) -> None:
@@ -354,7 +437,7 @@ async def _noted(app: Interlock, count: int) -> None:
             await app.journal.commit(lambda _: None)
 
 
-@pytest.mark.part_of("LIFE-08", rest=LOST)
+@pytest.mark.proves("LIFE-08")
 @pytest.mark.parametrize("audit", ["batched", "durable"])
 async def test_a_caller_that_leaves_while_the_end_is_written_leaves_one_end(home: Path, audit: str) -> None:
     async with Interlock.open(home, housekeeping=False, audit=audit) as app:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import zipfile
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
+import tokenizers
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
@@ -26,7 +28,7 @@ from interlock.search.table import shipped
 from interlock.search.vectors import checked
 from interlock.search.wordpiece import WordPiece
 from tests.support.calls import admit
-from tests.support.office import OFFERED, REG_14
+from tests.support.office import OFFERED
 from tests.support.wires import wired
 from tests.upstreams.servers import Answer as HttpAnswer
 from tests.upstreams.servers import Got, HttpServer, json_answer
@@ -57,7 +59,7 @@ def _first(found: SearchAnswer) -> str:
     return found[0].version.row.address
 
 
-@pytest.mark.part_of("REG-14", rest=REG_14)
+@pytest.mark.proves("REG-14")
 @pytest.mark.parametrize("kind", ["ollama", "openai"])
 async def test_a_service_finds_by_meaning_and_words_go_on_without_it(home: Path, kind: str):
     async with AsyncExitStack() as stack:
@@ -96,7 +98,7 @@ async def test_a_service_finds_by_meaning_and_words_go_on_without_it(home: Path,
                 assert over_grpc.value.code() is StatusCode.UNAVAILABLE
 
 
-@pytest.mark.part_of("REG-14", rest=REG_14)
+@pytest.mark.proves("REG-14")
 async def test_a_service_that_comes_back_is_used_again_and_vectors_survive_a_restart(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -114,17 +116,15 @@ async def test_a_service_that_comes_back_is_used_again_and_vectors_survive_a_res
         async with Interlock.open(home, search_encoder=f"ollama:tiny@{server.url}", search_encoder_secret="key") as app:
             assert _first(await app.search("bill the client")) == "office.create_invoice"
         assert [orjson.loads(got.body)["input"] for got in server.got] == [["bill the client"]]
-    # The file says for all of its vectors which model made them, and how many numbers each has.
-    (stored,) = (home / "search").glob("*.vectors")
-    head, _, rest = stored.read_bytes().partition(b"\n")
-    told = orjson.loads(head)
-    assert told["model"].startswith("ollama:tiny@")
-    assert told["dimension"] == shipped().documents(["x"]).shape[1]
-    assert len(rest) >= len(OFFERED) * (32 + 2 * told["dimension"])
-    assert len(rest) % (32 + 2 * told["dimension"]) == 0
+    # Each row of the file says which model made its vector, and how many numbers that has.
+    with closing(sqlite3.connect(home / "search" / "vectors.db")) as stored:
+        rows = stored.execute("SELECT model, dimension, length(vector) FROM tool_vector").fetchall()
+    width = shipped().documents(["x"]).shape[1]
+    assert set(rows) == {(f"ollama:tiny@{server.url}", width, 2 * width)}
+    assert len(rows) >= len(OFFERED)
 
 
-@pytest.mark.part_of("REG-14", rest=REG_14)
+@pytest.mark.proves("REG-14")
 async def test_a_search_by_meaning_ranks_by_cosine_similarity(home: Path):
     async with _office(home, "table") as app:
         found = await app.search("send message to user", by="meaning", limit=5)
@@ -222,6 +222,54 @@ async def test_the_package_is_built_found_and_used(home: Path, site: Path, monke
         assert await app.search("qwertz asdfgh") == []
 
 
+def _described(folder: Path, **stated: Any) -> OnnxEncoder:
+    """The model of the package in a folder with a `tokenizer.json`, as others publish theirs."""
+    folder.mkdir()
+    (folder / "model.onnx").write_bytes((FOLDER / "model.onnx").read_bytes())
+    pieces = {piece: number for number, piece in enumerate((FOLDER / "vocab.txt").read_text().splitlines())}
+    untyped: Any = tokenizers
+    made: Any = untyped.Tokenizer(untyped.models.WordPiece(pieces, unk_token="[UNK]"))
+    made.normalizer = untyped.normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = untyped.pre_tokenizers.BertPreTokenizer()
+    made.post_processor = untyped.processors.BertProcessing(("[SEP]", pieces["[SEP]"]), ("[CLS]", pieces["[CLS]"]))
+    made.enable_padding(length=512)  # as many of them say; it is for batches
+    made.save(str(folder / "tokenizer.json"))
+    if stated:
+        (folder / "encoder.json").write_bytes(orjson.dumps(stated))
+    return OnnxEncoder(folder)
+
+
+async def test_a_folder_with_a_tokenizer_of_any_kind_is_an_encoder(home: Path, tmp_path: Path):
+    texts = [text for text, _ in PIECES if "[UNK]" not in _cut(text)] + ["x", "word " * 300]
+    own, described = OnnxEncoder(FOLDER), _described(tmp_path / "plain")
+    assert np.allclose(described.documents(texts), own.documents(texts), atol=1e-5)
+    assert described.queries(["\ud800 lone"]).shape == own.queries(["lone"]).shape
+    # What the model wants in front of a text, and which piece stands for it.
+    led = _described(tmp_path / "led", query="query: ", document="passage: ", share=0.3, near=0.2)
+    assert np.allclose(led.queries(["send a mail"]), own.queries(["query: send a mail"]), atol=1e-5)
+    assert np.allclose(led.documents(["send a mail"]), own.queries(["passage: send a mail"]), atol=1e-5)
+    assert (led.share, led.near) == (0.3, 0.2)
+    first = _described(tmp_path / "first", pooling="first")
+    # Vectors of one are not taken for those of another.
+    assert len({own.model, described.model, led.model, first.model}) == 4
+    with pytest.raises(ValueError, match="pooling"):
+        _described(tmp_path / "other", pooling="last")
+    async with _office(home, str(tmp_path / "plain")) as app:
+        found = await app.search("bill the client", by="meaning")
+        assert (_first(found), found.by, found.note) == ("office.create_invoice", "meaning", None)
+
+
+async def test_without_the_package_that_reads_a_tokenizer_words_alone_count(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    _described(tmp_path / "plain")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    async with _office(home, str(tmp_path / "plain")) as app:
+        found = await app.search("translate a text")
+        assert (_first(found), found.by) == ("office.translate", "words")
+        assert found.note == "tokenizers is not installed, which the encoder needs"
+
+
 def test_a_model_other_than_the_stated_one_is_not_loaded(tmp_path: Path):
     for name in ("vocab.txt", "encoder.json"):
         (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
@@ -276,8 +324,10 @@ PIECES = [
 ]
 
 
-def test_text_is_cut_as_the_models_tokenizer_cuts_it():
+def _cut(text: str) -> str:
     names = (FOLDER / "vocab.txt").read_text().splitlines()
-    pieces = WordPiece(names)
-    cut: Callable[[str], str] = lambda text: " ".join(names[one] for one in pieces.ids(text, 126))  # noqa: E731
-    assert [(text, cut(text)) for text, _ in PIECES] == PIECES
+    return " ".join(names[one] for one in WordPiece(names).ids(text, 126))
+
+
+def test_text_is_cut_as_the_models_tokenizer_cuts_it():
+    assert [(text, _cut(text)) for text, _ in PIECES] == PIECES

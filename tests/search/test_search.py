@@ -23,7 +23,7 @@ from interlock.search import index as module
 from interlock.search.fields import entry_of
 from tests.support.calls import admit, use_policy
 from tests.support.identities import did_of
-from tests.support.office import OFFERED, REG_14, some_tool
+from tests.support.office import OFFERED, some_tool
 from tests.support.openapi import document
 from tests.support.wires import Wires, wired
 from tests.upstreams.servers import HttpServer
@@ -48,7 +48,7 @@ async def _names(app: Interlock, query: str, limit: int = 10) -> list[str]:
     return [one.version.row.address for one in await app.search(query, limit=limit)]
 
 
-@pytest.mark.part_of("REG-14", rest=REG_14)
+@pytest.mark.proves("REG-14")
 async def test_tools_are_found_by_what_they_do(office: Interlock):
     assert (await _names(office, "send message to user"))[0] == "office.send_email"
     assert (await _names(office, "bill the client"))[0] == "office.create_invoice"
@@ -57,7 +57,7 @@ async def test_tools_are_found_by_what_they_do(office: Interlock):
     assert len(await _names(office, "a text of a file", limit=2)) == 2
 
 
-@pytest.mark.part_of("REG-14", rest=REG_14)
+@pytest.mark.proves("REG-14")
 async def test_deprecated_tools_are_found_and_sunset_or_removed_ones_are_not(office: Interlock):
     async def found() -> list[bool]:
         return [

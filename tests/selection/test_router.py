@@ -16,6 +16,7 @@ from bench.search import selection_table
 from interlock import Interlock
 from interlock.api.evaluating import evaluate, evaluate_journal, tasks_of
 from interlock.api.learning import match
+from interlock.api.selection import Selection
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.registry.retirement import deprecate, move
@@ -54,9 +55,6 @@ PAIRS = [
 CURRENT = frozenset(TEXTS)
 LEARNED = [pair for pair in PAIRS if not is_held_out(pair[0])]
 HELD_OUT = [pair for pair in PAIRS if is_held_out(pair[0])]
-COST = pytest.mark.part_of(
-    "SURF-16", rest="precision, wrong-tool rate, tokens and cost on the journal; any figure of the second shipped set"
-)
 
 
 def _scores(text: str) -> dict[str, float]:
@@ -137,7 +135,7 @@ async def _used(app: Interlock, pairs: list[tuple[str, str]], caller: Caller) ->
 
 
 @pytest.mark.proves("SURF-09")
-@COST
+@pytest.mark.proves("SURF-16")
 async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getting_worse(home: Path) -> None:
     async with Interlock.open(home, housekeeping=False) as app:
         tools = [
@@ -264,10 +262,58 @@ def test_a_call_belongs_to_the_last_selection_of_its_caller_that_is_not_long_ago
     assert found == [("s1", "b", "ann"), ("s2", "z", "bob")]
 
 
+def test_a_call_belongs_to_the_last_search_that_found_its_tool() -> None:
+    def searched(place: int, name: str, *tools: str, kind: str = "search") -> Selected:
+        record = {"kind": kind, "callerId": "ann", "timestamp": at(0), "candidates": tools}
+        return Selected(place, name, orjson.dumps(record))
+
+    at = "2026-01-01T10:{:02}:00.000Z".format
+    several = [searched(1, "s1", "a", "b"), searched(2, "s2", "b", "c"), searched(3, "s3", "d")]
+    calls = [Called(4, at(1), "ann", "b"), Called(5, at(1), "ann", "b"), Called(6, at(1), "ann", "z")]
+    # Each search is one step; none is about a tool that it did not find.
+    assert match(several, calls) == [("s2", "b", "ann"), ("s1", "b", "ann")]
+    assert match(several, [Called(4, at(20), "ann", "b")]) == []
+    # A selection ends what was before it, and still has a part in what comes after a search.
+    chosen = searched(4, "s4", "a", kind="selection")
+    assert match([*several, chosen], [Called(5, at(1), "ann", "d")]) == [("s4", "d", "ann")]
+    assert match([chosen, searched(5, "s5", "x")], [Called(6, at(1), "ann", "a")]) == [("s4", "a", "ann")]
+    assert match([chosen, searched(5, "s5", "x")], [Called(6, at(1), "ann", "q")]) == []
+    many = [searched(place, f"s{place}", f"t{place}") for place in range(100)]
+    assert match(many, [Called(200, at(1), "ann", "t0")]) == []
+
+
+async def test_a_router_learns_from_searches_where_these_are_stored(tmp_path: Path) -> None:
+    tools = [some_tool(name.partition(".")[2], text, namespace=name.partition(".")[0]) for name, text in TEXTS.items()]
+    cases: list[tuple[str, dict[str, Any], int]] = [
+        ("on", {"selection_searches": True}, len(PAIRS)),
+        ("off", {}, 0),
+        ("never", {"selection_searches": True, "selection_requests": "never"}, 0),
+    ]
+    for name, settings, learned in cases:
+        async with Interlock.open(tmp_path / name, housekeeping=False, **settings) as app:
+            await admit(app, *tools)
+            await app.catalog.forget()
+            for text, right in PAIRS:
+                # As a model does: it searches for each step, and calls a tool that was found.
+                found = [one.version.row.address for one in await app.search(f"{text} {TEXTS[right]}")]
+                assert right in found
+                assert (await app.call(right, {"value": "x"})).ok
+            assert await app.search("qwertz asdfgh") == []  # of which there is nothing to learn
+            stored = app.journal.reader.all("SELECT body FROM journal WHERE kind = 'search'")
+            assert len(stored) == learned
+            assert not [body for (body,) in stored if b"corner" in body]
+            answer = await app.selections.learning.train(app.caller)
+            assert (answer["calls"], "router" in answer) == (learned, bool(learned))
+            if learned:
+                assert (await evaluate_journal(app.selections, app.caller))["tasks"] > 0
+                other = Caller(id="eve", tenant="other", scopes=app.caller.scopes, trust=app.caller.trust)
+                assert await app.selections.learning.router(other.tenant) is None
+
+
 # Evaluation
 
 
-@COST
+@pytest.mark.proves("SURF-16")
 async def test_selections_are_measured_on_a_trace(home: Path, tmp_path: Path) -> None:
     trace = tmp_path / "tasks.jsonl"
     lines = [
@@ -301,7 +347,45 @@ async def test_selections_are_measured_on_a_trace(home: Path, tmp_path: Path) ->
             assert again["cost_per_task"] == pytest.approx(cost, abs=1e-6)
 
 
-@COST
+@pytest.mark.proves("SURF-16")
+async def test_the_figures_of_the_journal_are_those_of_its_own_selections_and_calls(home: Path) -> None:
+    """Each counted by hand: what was selected for a request, and the tool that its caller called then."""
+    right = {"weather in Rome": "forecast", "an SQL query on the database of orders": "run_query"}
+    wrong = {"translate this into German": "send_email", "write an invoice for the customer": "forecast"}
+    async with opened(home, selection_token_price=1000.0) as app:
+        me = app.caller
+        made: dict[str, Selection] = {}
+        for request, tool in (right | wrong).items():
+            made[request] = await app.select(request)
+            assert (made[request].chosen == f"office.{tool}") is (request in right)
+            assert (await app.call(f"office.{tool}", {"value": "x"})).ok
+        # Requests that no call has followed, those whose call failed and those of another tenant are no tasks.
+        await app.select("send a mail to Bo")
+        await app.select("send a mail to Cy")
+        assert not (await app.call("office.send_email", {"wrong": 1})).ok
+        other = Caller(id="eve", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
+        await app.select("weather in Oslo", caller=other)
+        assert (await app.call("office.forecast", {"value": "x"}, caller=other)).ok
+        found = await evaluate_journal(app.selections, me)
+        called = {request: f"office.{tool}" for request, tool in (right | wrong).items()}
+        candidates = {request: [one.tool for one in each.candidates] for request, each in made.items()}
+        among = {request: called[request] in candidates[request] for request in made}
+        assert not all(among.values())
+        precision = [among[request] / len(candidates[request]) for request in made]
+        tokens = [sum(each.tokens.values()) for each in made.values()]
+        # The price is that of a thousand tokens for one unit, and one of the tools costs two for each call.
+        costs = [each / 1000 + (2.0 if made[request].chosen == "office.run_query" else 0.0)
+                 for request, each in zip(made, tokens, strict=True)]  # fmt: skip
+        assert sum(costs) > 2
+        assert found == {
+            "tasks": 4, "precision": pytest.approx(sum(precision) / 4, abs=1e-4), "recall": sum(among.values()) / 4,
+            "wrong_tool_rate": 0.5, "no_tool_rate": 0.0, "tokens_per_task": pytest.approx(sum(tokens) / 4, abs=0.1),
+            "cost_per_task": pytest.approx(sum(costs) / 4, abs=1e-6), "latency_ms_per_task": None, "router": False,
+        }  # fmt: skip
+        assert found == await evaluate_journal(app.selections, me)
+
+
+@pytest.mark.proves("SURF-16")
 def test_the_figures_of_a_report() -> None:
     outcomes = [
         TaskOutcome([{"a"}, {"b", "c"}], ["a", "x"], "a", 100, 0.5),
@@ -317,12 +401,13 @@ def test_the_figures_of_a_report() -> None:
     assert report([], 3.0).tasks == 0
 
 
-@COST
+@pytest.mark.proves("SURF-16")
 @pytest.mark.proves("SURF-15")
-def test_the_bench_measures_selections_on_the_shipped_data_with_and_without_each_first_stage() -> None:
+@pytest.mark.parametrize("shipped_set", [0, 1])
+def test_the_bench_measures_selections_on_the_shipped_data_with_and_without_each_first_stage(shipped_set: int) -> None:
     folders = sets.found()
     assert len(folders) == 2
-    table = selection_table(sets.load(folders[0]), 20)
+    table = selection_table(sets.load(folders[shipped_set]), 20)
     assert table.columns == (
         "stages", "tools left, %", "precision@10", "recall@10", "first is wrong", "no tool", "tokens, % of all schemas",
         "cost of 1,000 tasks",

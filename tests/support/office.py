@@ -45,10 +45,6 @@ async def opened(home: Path, **settings: Any) -> AsyncGenerator[Interlock]:
         yield app
 
 
-REG_14 = (
-    "a ranking by pgvector: the vectors are in memory and in a file of each machine, whatever the database, so the"
-    " model and the dimension are recorded per file and not per row"
-)
 OFFERED = [
     some_tool("send_email", "Send an email message to a recipient."),
     some_tool("create_invoice", "Write an invoice for goods that a customer ordered."),

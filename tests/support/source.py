@@ -39,6 +39,7 @@ FOR_SQLITE = {
     "tables.py": "the definitions of the tables",
     "transaction.py": "a transaction of the writer",
     "turns.py": "the queue of processes that wait for the lock of the file",
+    "vector_cache.py": "a file beside the store",
     "verify_reads.py": "reads files that may be damaged or edited",
     "writer.py": "the writer",
 }

@@ -16,7 +16,7 @@ from tests.support.wires import wired
 
 
 @pytest.mark.proves("LIFE-02")
-@pytest.mark.part_of("LIFE-08", rest="in batched audit mode, records of reads that were answered just before a kill")
+@pytest.mark.proves("LIFE-08")
 @pytest.mark.parametrize("modern", [True, False], ids=["modern", "handshake"])
 async def test_a_call_of_a_deferred_tool_is_one_result_one_record_and_one_event(home: Path, modern: bool) -> None:
     async with Interlock.open(home, housekeeping=False, surface="search") as app:

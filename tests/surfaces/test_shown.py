@@ -268,10 +268,7 @@ async def test_affordances_name_no_tool_that_is_blocked_for_whatever_reason(wire
 
 
 @pytest.mark.proves("SURF-03")
-@pytest.mark.part_of(
-    "SURF-01",
-    rest="calls of a tool that is not on the surface through the library, adapters of frameworks and /v1/tools/calls",
-)
+@pytest.mark.proves("SURF-01")
 @pytest.mark.parametrize("door", WIRES)
 async def test_a_tool_that_is_not_on_the_surface_is_unknown_to_its_caller_at_every_door(
     wires: Wires, door: str
@@ -305,6 +302,52 @@ async def test_a_tool_that_is_not_on_the_surface_is_unknown_to_its_caller_at_eve
     heard = await wires.call(door, "office.draw", {"value": "x"})
     assert heard.failure["error_code"] == "E3107"
     assert (await wires.call(door, "office.translate", {"value": "x"})).envelope is None
+
+
+@pytest.mark.proves("SURF-01")
+async def test_programs_adapters_and_calls_of_providers_reach_no_tool_that_is_not_on_the_surface(wires: Wires) -> None:
+    app, bearer = wires.app, wires.http.headers["authorization"]
+    kit = Toolkit(app, token=bearer.removeprefix("Bearer "))
+
+    async def provider(tool: str) -> str:
+        sent = {
+            "type": "function_call",
+            "call_id": "c1",
+            "name": tool.replace(".", "__"),
+            "arguments": '{"value": "x"}',
+        }
+        answer = await wires.http.post("/v1/tools/calls", json={"call": sent})
+        assert answer.status_code == 200
+        return answer.json()["message"]["output"]
+
+    async def adapter(tool: str) -> str:
+        result, parts = await kit.call(tool.replace(".", "__"), '{"value": "x"}', "c2")
+        assert result.error is None or result.error.code == "E3101"
+        return str(parts)
+
+    async def program(tool: str) -> str:
+        caller = await wires.service.authenticate(bearer)
+        by_caller = await app.call(tool, {"value": "x"}, caller=caller)
+        by_token = await app.call(tool, {"value": "x"}, token=bearer.removeprefix("Bearer "))
+        assert by_caller.text() == by_token.text()
+        return by_caller.text()
+
+    assert "translate x" in await provider("office.translate")
+    assert "translate x" in await adapter("office.translate")
+    assert "translate x" in await program("office.translate")
+    for tool in (*EXCLUDED, *FOR_OPERATORS):
+        other = tool[:-1] + "q"
+        spelled = (tool.replace(".", "__"), other.replace(".", "__"))
+        for ask in (provider, adapter, program):
+            told, never = await ask(tool), await ask(other)
+            assert "no tool" in told
+            # Names that are alike may be suggested, of tools that the caller sees.
+            suggested = told.partition("did you mean")[2]
+            assert not [one for one in EXCLUDED | FOR_OPERATORS if one.replace(".", "__") in suggested]
+            told = re.sub("; did you mean.*", "", told.replace(tool, "T").replace(spelled[0], "T"))
+            assert told == re.sub("; did you mean.*", "", never.replace(other, "T").replace(spelled[1], "T"))
+    ran = {one["toolId"] for one in records(app) if one["status"] == "SUCCESS"}
+    assert ran == {"office.translate"}
 
 
 @pytest.mark.proves("SURF-01")

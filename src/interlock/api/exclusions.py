@@ -6,8 +6,10 @@ callers have (`surface_models`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -15,6 +17,23 @@ if TYPE_CHECKING:
     from interlock.call.surface_rules import Excluded, ModelRule
 
 DEFAULT_CAPABILITIES: Final = ("tool_calls",)
+
+
+class Without:
+    """The whole catalog, without the tools that are excluded for a caller."""
+
+    defers = False
+
+    def __init__(self, reason: Callable[[str], str | None]) -> None:
+        self._reason = reason
+
+    def has(self, address: str) -> bool:
+        return self._reason(address) is None
+
+    offers = has
+
+    def hides(self, address: str) -> bool:
+        return self._reason(address) is not None
 
 
 class Exclusions:
@@ -30,6 +49,12 @@ class Exclusions:
     def concern(self, caller: Caller) -> bool:
         """Whether there are rules about a caller."""
         return any(rule.concerns(caller.groups, caller.id, caller.agent) for rule in self._rules)
+
+    def applied(self, caller: Caller) -> Caller:
+        """The caller of a program's own call, for whom excluded tools do not exist."""
+        if caller.surface is not None or not self.concern(caller):
+            return caller
+        return replace(caller, surface=Without(partial(self.reason, caller)))
 
     def capabilities(self, caller: Caller) -> tuple[str, ...]:
         """Return the capabilities of a caller's model: those of the first rule that concerns the caller."""

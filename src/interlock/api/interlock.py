@@ -240,6 +240,8 @@ class Interlock(Parts):
                 except Failure as failure:
                     # Refused like any call: as a result, and on record.
                     return await self.gateway.decline(Request(tool=name, arguments={}, caller=None, door=door), failure)
+        if self.settings.surface_excluded:
+            caller = self.tools.exclusions.applied(caller or self.caller)
         # In order of its fields; by name it would take half as long again.
         request = Request(
             name, arguments, caller or self.caller, None, wanted, key, session, trace_id, timeout_s, deadline, dry_run,

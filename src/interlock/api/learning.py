@@ -1,6 +1,7 @@
 """The router of each tenant: what it is trained on, when it is used, and how selections are measured.
 
-It learns from the tenant's own selections that were followed by a successful call. A fifth of the requests is held out.
+It learns from the tenant's own selections that were followed by a successful call, and from such searches where these
+are stored (`selection_searches`). A fifth of the requests is held out.
 A router is used if it is right more often than the search on these, and replaced by another one only if that is right
 at least as often.
 """
@@ -39,6 +40,8 @@ MOST_SELECTIONS: Final = 20_000
 # of a tool that the selection did not find.
 FOLLOWS_S: Final = 600
 FOLLOWS_OTHER_S: Final = 120
+# So many searches of a caller wait for the calls that follow them.
+MOST_SEARCHES: Final = 20
 _MOST_ROUTERS: Final = 64
 _RANKED: Final = 10
 
@@ -189,28 +192,36 @@ def _followed(tenant: str, opened: Callable[[Reader, str], str | None], reader: 
 
 
 def match(selected: Sequence[Selected], called: Sequence[Called]) -> list[tuple[str, str, str]]:
-    """The first call that the caller of each selection made after it: its id, the tool and the caller.
+    """The first call that the caller of each selection or search made after it: its id, the tool and the caller.
 
-    A call belongs to the last selection before it, and to no other. One of a tool that was no candidate counts too, if
-    it came at once: the caller knew better.
+    A call belongs to the last selection before it, and to no other, or to a search since then that found its tool. One
+    of a tool that was no candidate of a selection counts too, if it came at once: the caller knew better. A search says
+    nothing about tools that it did not find, as it may be one of several, each for another step.
     """
     events: list[tuple[int, Selected | Called]] = sorted(
         [*((one.place, one) for one in selected), *((one.place, one) for one in called)], key=lambda one: one[0]
     )
-    last: dict[str, tuple[str, Json]] = {}
+    waiting: dict[str, list[tuple[str, Json]]] = {}
     found: list[tuple[str, str, str]] = []
     for _, one in events:
         if isinstance(one, Selected):
             record: Json = orjson.loads(one.body)
-            last[record["callerId"]] = one.id, record
+            before = waiting.get(record["callerId"], []) if record.get("kind") == "search" else []
+            waiting[record["callerId"]] = [*before[-MOST_SEARCHES:], (one.id, record)]
             continue
-        open_one = last.get(one.caller)
-        if open_one is None:
-            continue
-        most = FOLLOWS_S if one.tool in open_one[1]["candidates"] else FOLLOWS_OTHER_S
-        if _seconds(open_one[1]["timestamp"], one.time) <= most:
-            found.append((open_one[0], one.tool, one.caller))
-            del last[one.caller]
+        open_ones = waiting.get(one.caller, [])
+        for place in reversed(range(len(open_ones))):
+            request, record = open_ones[place]
+            if one.tool in record["candidates"]:
+                most = FOLLOWS_S
+            elif record.get("kind") != "search" and place == len(open_ones) - 1:
+                most = FOLLOWS_OTHER_S
+            else:
+                continue
+            if _seconds(record["timestamp"], one.time) <= most:
+                found.append((request, one.tool, one.caller))
+                del open_ones[place]
+                break
     return found
 
 

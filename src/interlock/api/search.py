@@ -21,9 +21,9 @@ from interlock.registry.version import Version
 if TYPE_CHECKING:
     from interlock.api.denials import Denials
     from interlock.api.parts import Parts
+    from interlock.api.tool_vectors import VectorPlace
     from interlock.search.embedders import Embedder
     from interlock.search.index import By, Floats, Hit, Index
-    from interlock.search.remembered import Remembered
 
 DEFAULT_LIMIT: Final = 10
 MOST_FOUND: Final = 1000
@@ -89,7 +89,7 @@ class Search:
         self._opened = False
         self._index: Index = cast("Index", None)
         self._embedder: Embedder | None = None
-        self._remembered: Remembered | None = None
+        self._place: VectorPlace | None = None
         self._embedding: asyncio.Task[None] | None = None
         # Until when the encoder is not asked, and why.
         self._away: tuple[float, str] | None = None
@@ -185,7 +185,11 @@ class Search:
                 surface = await read(caller, self._index, apps=apps)
                 if among is not None:
                     surface = surface.only(among, self._index)
-                search = partial(self._index.search, query, limit, surface.mask, by=by, asked=asked)
+                similar = None
+                if self._place is not None and asked is not None:
+                    most = limit if by == "meaning" else None
+                    similar = await self._place.similar(surface.mask, asked, most)
+                search = partial(self._index.search, query, limit, surface.mask, by=by, asked=asked, similar=similar)
                 return surface, await WALKS.run(search)
 
     async def _ready(self) -> None:
@@ -196,8 +200,8 @@ class Search:
                 self._opened = True
 
     async def _open(self) -> None:
+        from interlock.api.tool_vectors import place_of, table_of
         from interlock.search.embedders import opened
-        from interlock.search.remembered import Remembered
 
         settings, home = self._parts.settings, self._parts.home.path
 
@@ -205,10 +209,11 @@ class Search:
             name = settings.search_encoder_secret
             return (await self._parts.authority.secret_texts(name))[0] if name else None
 
-        self._embedder = await opened(settings.search_encoder, home, key)
+        table = await table_of(self._parts)
+        self._embedder = await opened(settings.search_encoder, home, key, apart=table is not None)
         self._index = await DEFINITIONS.run(_index, settings.search_encoder, self._embedder)
         if self._embedder is not None:
-            self._remembered = Remembered(home / "search", self._embedder.model)
+            self._place = place_of(self._parts, self._index, self._embedder, table)
 
     async def _asked(self, query: str, caller: Caller, apps: bool) -> tuple[Floats | None, str | None]:
         """The vectors of a request where the index does not make them itself, or why there are none."""
@@ -244,25 +249,23 @@ class Search:
             await asyncio.wait({self._embedding}, timeout=_WAIT_S)
 
     async def _embed(self, tools: Sequence[tuple[str, Version]]) -> None:
-        """Place the vectors of tools, remembered or new. Stops where the encoder is away; a later search goes on."""
+        """See to the vectors of tools, stored or new ones. Stops where the encoder is away; a later search goes on."""
         from interlock.search.embedders import BATCH, Away
 
         assert self._embedder is not None
-        assert self._remembered is not None
-        remembered = self._remembered
+        assert self._place is not None
         for start in range(0, len(tools), BATCH):
             some = tools[start : start + BATCH]
             texts = await DEFINITIONS.run(_texts_of_tools, some, await self._tools.server_texts(some))
-            known = await DEFINITIONS.run(remembered.get, texts)
-            new = [text for text, vector in zip(texts, known, strict=True) if vector is None]
-            if new:
+            missing = await self._place.missing([tool for tool, _ in some], texts)
+            if missing:
+                new = [texts[place] for place in missing]
                 try:
                     vectors = await self._embedder.documents(new)
                 except Away as away:
                     self._away = (self._parts.clock.monotonic() + _RETRY_S, str(away))
                     return
-                await DEFINITIONS.run(remembered.put, new, vectors)
-            await DEFINITIONS.run(_place, self._index, [tool for tool, _ in some], remembered.get(texts))
+                await self._place.put([some[place][0] for place in missing], new, vectors)
 
 
 def _index(setting: str, embedder: Embedder | None) -> Index:
@@ -276,11 +279,3 @@ def _index(setting: str, embedder: Embedder | None) -> Index:
 
 def _texts_of_tools(tools: Sequence[tuple[str, Version]], server_texts: Mapping[str, str]) -> list[str]:
     return [entry.text() for entry in entries_of(tools, server_texts)]
-
-
-def _place(index: Index, tools: Sequence[str], vectors: Sequence[Floats | None]) -> None:
-    import numpy as np
-
-    found = [(tool, vector) for tool, vector in zip(tools, vectors, strict=True) if vector is not None]
-    if found:
-        index.place([tool for tool, _ in found], np.stack([vector for _, vector in found]))

@@ -36,14 +36,35 @@ def store(parts: Parts, transaction: Transaction, made: Selection, caller: Calle
     """Put a selection on record, and store its request encrypted unless that is switched off."""
     transaction.append("selection", made.id, _record(made, caller, session, transaction.now_ms))
     if parts.settings.selection_requests == "sealed":
-        ref, text = f"{REQUEST}{made.id}", made.request.encode()
-        sealed = parts.box.seal(text, purpose=PURPOSE, about=ref, within=transaction)
-        # A size of 0: requests are short, and do not use up the quota for the results of their caller.
-        insert(transaction, ref, made.id, owner_of(caller), Sealed(sealed, 0), 0, parts.settings.payload_days)
+        _seal_request(parts, transaction, made.id, made.request, caller)
         if made.answer is not None:
             ref = f"{ANSWER}{made.id}"
             sealed = parts.box.seal(made.answer, purpose=PURPOSE, about=ref, within=transaction)
             insert(transaction, ref, made.id, owner_of(caller), Sealed(sealed, 0), 0, parts.settings.payload_days)
+
+
+def store_search(
+    parts: Parts, transaction: Transaction, search: str, request: str, tools: Sequence[str], caller: Caller
+) -> None:
+    """Put a search on record with the first tools that it found, and store its request encrypted."""
+    body = records.plain(
+        "search",
+        search,
+        transaction.now_ms,
+        callerId=caller.id,
+        agentId=caller.agent,
+        tenant=caller.tenant,
+        candidates=list(tools[:MOST_KEPT]),
+    )
+    transaction.append("search", search, body)
+    _seal_request(parts, transaction, search, request, caller)
+
+
+def _seal_request(parts: Parts, transaction: Transaction, made: str, request: str, caller: Caller) -> None:
+    ref, text = f"{REQUEST}{made}", request.encode()
+    sealed = parts.box.seal(text, purpose=PURPOSE, about=ref, within=transaction)
+    # A size of 0: requests are short, and do not use up the quota for the results of their caller.
+    insert(transaction, ref, made, owner_of(caller), Sealed(sealed, 0), 0, parts.settings.payload_days)
 
 
 def model_answer(answer: Any, offered: Sequence[str]) -> Json:

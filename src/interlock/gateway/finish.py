@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from interlock.gateway.results.replay import Replays
     from interlock.settings import Settings
     from interlock.store.port import Store
+    from interlock.store.started_reads import StartedReads
 
 
 class Finisher:
@@ -44,6 +45,7 @@ class Finisher:
         metadata: ResultMetadata,
         success: SuccessWriter,
         replays: Replays,
+        started: StartedReads,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -54,6 +56,7 @@ class Finisher:
         self._metadata = metadata
         self._success = success
         self._replays = replays
+        self._started = started
         self._batched = settings.audit == "batched"
 
     async def succeed(self, verified: Verified) -> Result:
@@ -79,11 +82,10 @@ class Finisher:
             and not ((call.more.mutations or self._inputs.keeps_all) and self._inputs.wanted(call))
         ):  # fmt: skip
             body = records.closed_read(call, now_ms, metadata["latency_ms"], call.more.source, verified)
-            if self._batched and not self._journal.crowded:
-                self._journal.record("closed", call.id, body)
-            else:
+            written = self._journal.append("closed", call.id, body)
+            if not self._batched or self._journal.crowded or not self._started.answer(call.id, body, written):
                 call.recorded = True
-                await self._journal.append("closed", call.id, body)
+                await written
         else:
             withheld = await self._success.write(verified, persistence, now_ms, metadata)
             if withheld and persistence.ref is not None:

@@ -268,6 +268,7 @@ class Gateway:
         await self._execution.close()
         await self.hooks.close()
         await self.write_unrecorded()
+        await self._started.settle()
         self._started.close()
         await self.telemetry.close()
 

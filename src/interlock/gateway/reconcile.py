@@ -6,13 +6,14 @@ from then on with the result that they state. If it did not, the key is free, an
 decision is recorded, with a name.
 
 A read that died changed nothing, so no decision is needed: the process that opens the data directory next closes it as
-failed. It knows of them by the notes that every process has of its own reads (`store/started_reads.py`). Reads that
-take long have a start record too, and a fact that the closing write removes: by these, others see and cancel them.
+failed, or writes the record of one that had been answered. It knows of them by the notes that every process has of its
+own reads (`store/started_reads.py`). Reads that take long have a start record too, and a fact that the closing write
+removes: by these, others see and cancel them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -167,15 +168,14 @@ def end(transaction: Transaction, call_id: str) -> None:
 
 
 async def close_abandoned(journal: Store, instance: Instance) -> None:
-    """Close the reads of dead processes as failed: those on record as started, and those that only have a note."""
+    """Close the reads of dead processes: those on record as started, and those that only have a note."""
     left = LeftNotes(instance.home.instances, instance.alive)
 
     def unit(transaction: Transaction) -> None:
         for name, owner in facts.between(transaction, BEGUN, "begun;"):
             if not instance.alive(owner):
                 _close(transaction, name.removeprefix(BEGUN))
-        for note in left.notes:
-            _close_noted(transaction, note)
+        _close_noted(transaction, left.notes)
 
     await journal.commit(unit)
     left.remove()
@@ -189,15 +189,27 @@ def _close(transaction: Transaction, call_id: str) -> None:
         _append_failed(transaction, call_id, orjson.loads(last[1]))
 
 
-def _close_noted(transaction: Transaction, note: bytes) -> None:
-    """Close a read by its note, unless the journal knows how far it came."""
-    try:
-        started: Any = orjson.loads(note)
-        call_id: Any = started["call"]
-    except (ValueError, TypeError, KeyError):
-        return  # nothing that this program has written
-    if isinstance(call_id, str) and ledger.progress(transaction, call_id) is None:
-        _append_failed(transaction, call_id, started)
+def _close_noted(transaction: Transaction, notes: Iterable[bytes]) -> None:
+    """Close reads by their notes, unless the journal knows how far they came. An answer counts more than a start."""
+    started: dict[str, Json] = {}
+    answered: dict[str, bytes] = {}
+    for note in notes:
+        try:
+            record: Any = orjson.loads(note)
+            call_id, kind = record["call"], record["kind"]
+        except (ValueError, TypeError, KeyError):
+            continue  # nothing that this program has written
+        if isinstance(call_id, str) and kind == "closed":
+            answered[call_id] = note
+        elif isinstance(call_id, str):
+            started[call_id] = record
+    for call_id in started.keys() | answered.keys():
+        if ledger.progress(transaction, call_id) is not None:
+            continue
+        if call_id in answered:
+            transaction.append("closed", call_id, answered[call_id])
+        else:
+            _append_failed(transaction, call_id, started[call_id])
 
 
 def _append_failed(transaction: Transaction, call_id: str, started: Json) -> None:

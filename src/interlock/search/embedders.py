@@ -1,7 +1,7 @@
 """Encoders whose vectors take long: a model on this machine, or a service that others run.
 
-Their vectors are made beside the searches, in batches, and remembered in the data directory (`remembered`). `Away` says
-that no vector could be had; searches by words go on.
+Their vectors are made beside the searches, in batches, and stored (`api.tool_vectors`). `Away` says that no vector
+could be had; searches by words go on.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS, WALKS, Threads
 from interlock.net.outgoing import Outgoing, Trouble, Unanswered
 
-from .index import Floats
+from .index import Encoder
+from .likeness import Floats
 from .onnx import NEAR, SHARE, OnnxEncoder, installed
+from .table import shipped
 from .vectors import MOST_NUMBERS, checked
 
 # How many texts are sent to a service at once, and how long it may take.
@@ -52,22 +54,28 @@ class Embedder(Protocol):
     async def queries(self, texts: Sequence[str]) -> Floats: ...
 
 
-class OnThread:
+class Local(Encoder, Protocol):
     """An encoder of this machine."""
 
-    def __init__(self, encoder: OnnxEncoder) -> None:
+    model: str
+
+
+class OnThread:
+    """An encoder of this machine, on a thread."""
+
+    def __init__(self, encoder: Local) -> None:
         self.model, self.share, self.near = encoder.model, encoder.share, encoder.near
         self._encoder = encoder
 
     async def documents(self, texts: Sequence[str]) -> Floats:
-        return await self._run(DEFINITIONS, texts)
+        return await self._run(DEFINITIONS, self._encoder.documents, texts)
 
     async def queries(self, texts: Sequence[str]) -> Floats:
-        return await self._run(WALKS, texts)
+        return await self._run(WALKS, self._encoder.queries, texts)
 
-    async def _run(self, threads: Threads, texts: Sequence[str]) -> Floats:
+    async def _run(self, threads: Threads, encode: Callable[[Sequence[str]], Floats], texts: Sequence[str]) -> Floats:
         try:
-            return await threads.run(self._encoder.documents, texts)
+            return await threads.run(encode, texts)
         except Exception as error:  # noqa: BLE001 - a model that others made may fail in any way
             raise Away(f"the encoder failed ({type(error).__name__})") from None
 
@@ -153,26 +161,31 @@ def _read(body: bytes, count: int, width: int | None, ollama: bool) -> Floats:
         raise ValueError("it does not have the form of vectors") from None
 
 
-async def opened(setting: str, home: Path, key: Key) -> Embedder | None:
-    """The encoder that the setting `search_encoder` names; None for the table of this package, and for none at all."""
+async def opened(setting: str, home: Path, key: Key, *, apart: bool = False) -> Embedder | None:
+    """The encoder that the setting `search_encoder` names; None for none at all.
+
+    None also for the table of this package, with which the index makes vectors itself, unless they are kept `apart`.
+    """
     kind, colon, rest = setting.partition(":")
     if colon and kind in ("ollama", "openai"):
         model, _, url = rest.rpartition("@")
         return Service(kind, model, url, key)
-    if setting in ("table", "none"):
+    if setting == "none":
         return None
+    folder = await DEFINITIONS.run(installed) if setting in ("auto", "package") else None
+    if setting == "table" or (setting == "auto" and folder is None):
+        return OnThread(await DEFINITIONS.run(shipped)) if apart else None
     if setting in ("auto", "package"):
-        folder = await DEFINITIONS.run(installed)
         if folder is None:
-            return None if setting == "auto" else Nothing("interlock-search-encoder is not installed")
+            return Nothing("interlock-search-encoder is not installed")
     else:
         folder = home / setting
     try:
         return OnThread(await DEFINITIONS.run(partial(OnnxEncoder, folder)))
     except asyncio.CancelledError:
         raise
-    except ModuleNotFoundError:
-        return Nothing("onnxruntime is not installed, which the encoder needs")
+    except ModuleNotFoundError as missing:
+        return Nothing(f"{missing.name} is not installed, which the encoder needs")
     except Exception as error:  # noqa: BLE001 - files that others made may be damaged in any way
         reason = str(error) if isinstance(error, ValueError) else type(error).__name__
         return Nothing(f"the encoder cannot be loaded ({reason})")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from interlock.core.record import dataclass
 
 from . import words
+from .likeness import Bits, Compared, Counts, Floats, Given, Slots, highest, joined
 
 # For name, description, parameter names, parameter texts, server and tags, server text: how much an occurrence counts,
 # and the usual length. Lengths are constants and not averages of the catalog, so that the weights of a tool depend on
@@ -29,22 +30,16 @@ USUAL: Final = (3.0, 14.0, 5.0, 20.0, 3.0, 15.0)
 B: Final = np.float32(0.4)
 K1: Final = np.float32(1.2)
 MOST_TERMS: Final = 24
-# How much the whole request counts beside its best sentence, by words and by vectors.
+# How much the whole request counts beside its best sentence.
 WHOLE_WORDS: Final = np.float32(0.7)
-WHOLE_VECTOR: Final = np.float32(0.5)
-# Vectors of few tools may be about equally far from a request: differences smaller than this are not made larger.
-LEAST_SPREAD: Final = 0.3
-CANDIDATES: Final = 300
 MOST_REQUEST: Final = 4000
 _LEAST_REMOVED: Final = 1000
 # A list that is longer than this for each visible tool is searched for the visible tools, and not read.
 _PER_TOOL: Final = 4
 
 By = Literal["words", "meaning", "both"]
-Floats = NDArray[np.float32]
-_Bits = NDArray[np.bool_]
-_Slots = NDArray[np.int32]
-_Postings = tuple[_Slots, Floats]
+_Postings = tuple[Slots, Floats]
+_Kind = TypeVar("_Kind", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +72,6 @@ class IndexedTool:
         return f"{head}: {self.description[:400]} ({names}) {' '.join(self.parameter_texts)[:250]}"
 
 
-class Counts(Protocol):
-    """The weight of vectors in a score.
-
-    `share` is the part of a score that comes from them; a tool without a common term is found if its vector is at least
-    `near` to the request's.
-    """
-
-    share: float
-    near: float
-
-
 class Encoder(Counts, Protocol):
     """Converts texts to vectors of length one."""
 
@@ -107,10 +91,10 @@ class Mask:
 
     __slots__ = ("numbering", "places", "removals", "slots")
 
-    def __init__(self, bits: _Bits, numbering: int, removals: int) -> None:
-        self.slots: _Slots = np.flatnonzero(bits).astype(np.int32)
+    def __init__(self, bits: Bits, numbering: int, removals: int) -> None:
+        self.slots: Slots = np.flatnonzero(bits).astype(np.int32)
         # -1 for tools that are not visible.
-        self.places: _Slots = np.full(len(bits), -1, np.int32)
+        self.places: Slots = np.full(len(bits), -1, np.int32)
         self.places[self.slots] = np.arange(len(self.slots), dtype=np.int32)
         self.numbering = numbering
         # How many tools had been removed when it was made.
@@ -129,8 +113,9 @@ class Index:
     """Tools can be added and removed at any time, from any thread.
 
     With an encoder the index makes the vectors itself. Vectors that take long are made elsewhere: `counts` says how
-    they count, `place` adds those of tools, and a search is given those of its request. A tool whose vector is not
-    there yet is found by words.
+    they count, `place` adds those of tools, and a search is given those of its request. Where a database has the
+    vectors, `refer` adds the number of each tool's row there, and a search is given what the database compared. A tool
+    whose vector is not there yet is found by words.
     """
 
     def __init__(self, encoder: Encoder | None = None, *, counts: Counts | None = None) -> None:
@@ -142,8 +127,10 @@ class Index:
         self._documents: dict[str, array[int]] = {}
         self._weights: dict[str, array[float]] = {}
         self._vectors: Floats = np.zeros((0, 0), np.float32)
-        self._placed: _Bits = np.zeros(0, np.bool_)
-        self._gone: _Bits = np.zeros(0, np.bool_)
+        # The number of the row that has the vector of a tool, where a database has it; 0 if there is none.
+        self._rows: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._placed: Bits = np.zeros(0, np.bool_)
+        self._gone: Bits = np.zeros(0, np.bool_)
         self._removed = self._removals = 0
         self.numbering = 0
         # How many entries of lists and how many vectors all searches have looked at.
@@ -193,6 +180,22 @@ class Index:
                     self._vectors[slot] = vector
                     self._placed[slot] = True
 
+    def refer(self, rows: Mapping[str, int]) -> None:
+        """Set the numbers of the rows that have the vectors of tools. Tools that are no longer there are left out."""
+        with self._lock:
+            for tool, number in rows.items():
+                slot = self._slots.get(tool)
+                if slot is not None:
+                    self._rows[slot] = number
+                    self._placed[slot] = True
+
+    def rows(self, mask: Mask) -> NDArray[np.int64]:
+        """The numbers of the rows that have the vectors of some tools; raise Renumbered if the mask is void."""
+        with self._lock:
+            if mask.numbering != self.numbering:
+                raise Renumbered
+            return self._rows[mask.slots]
+
     def without_vector(self, mask: Mask) -> list[str]:
         """Return those of some tools that have no vector."""
         with self._lock:
@@ -205,7 +208,7 @@ class Index:
         """The vectors of tools, one row each; None if one of them has none."""
         with self._lock:
             slots = [self._slots.get(tool, -1) for tool in tools]
-            if -1 in slots or not self._placed[slots].all():
+            if -1 in slots or not self._placed[slots].all() or not self._vectors.size:
                 return None
             return self._vectors[slots]
 
@@ -231,36 +234,48 @@ class Index:
             bits[[slot for tool in less if (slot := self._slots.get(tool)) is not None]] = False
             return self._mask(bits, more)
 
-    def _mask(self, bits: _Bits, more: Iterable[str]) -> Mask:
+    def _mask(self, bits: Bits, more: Iterable[str]) -> Mask:
         bits[[slot for tool in more if (slot := self._slots.get(tool)) is not None]] = True
         bits &= ~self._gone[: len(bits)]
         return Mask(bits, self.numbering, self._removals)
 
-    def search(self, query: str, limit: int, mask: Mask, *, by: By = "both", asked: Floats | None = None) -> list[Hit]:
+    def search(
+        self,
+        query: str,
+        limit: int,
+        mask: Mask,
+        *,
+        by: By = "both",
+        asked: Floats | None = None,
+        similar: Floats | None = None,
+    ) -> list[Hit]:
         """Return the best of the visible tools for a request, best first; raise Renumbered if the mask is void.
 
         A tool is found if it has a term of the request, or if its vector is near to the request's; one of the two can
-        be left out. `asked` has the vectors of `texts_of` the request, where the index has no encoder.
+        be left out. `asked` has the vectors of `texts_of` the request, where the index has no encoder. `similar` has
+        their similarities to the tools of the mask instead, a row for each text, and NaN where there is none.
         """
         query, *parts = texts_of(query)
         if by == "words":
-            asked = None
+            asked = similar = None
         elif self._encoder is not None:
             asked = self._encoder.queries([query, *parts])
         with self._lock:
             if mask.numbering != self.numbering:
                 raise Renumbered
             if mask.removals != self._removals and self._gone[mask.slots].any():
-                mask = self._mask(mask.places >= 0, ())
+                before, mask = mask, self._mask(mask.places >= 0, ())
+                similar = None if similar is None else similar[:, before.places[mask.slots]]
             if not len(mask):
                 return []
             scores = np.zeros(len(mask), np.float32) if by == "meaning" else self._lexical(query, parts, mask)
             found = scores > 0
-            if self._counts is not None and asked is not None:
-                scores, near = self._joined(scores, asked, mask, self._counts, alone=by == "meaning")
+            alike = Given(similar) if similar is not None else None if asked is None else self._compared(asked, mask)
+            if self._counts is not None and alike is not None:
+                scores, near = joined(scores, alike, self._counts, alone=by == "meaning")
                 found |= near
             # Equal scores are in the order of the names, whatever the order in which tools were added.
-            best: list[int] = _best(np.flatnonzero(found), scores, limit).tolist()
+            best: list[int] = highest(np.flatnonzero(found), scores, limit).tolist()
             named = sorted((-float(scores[one]), str(self._ids[int(mask.slots[one])])) for one in best)[:limit]
         return [Hit(tool, min(1.0, max(0.0, -score))) for score, tool in named]
 
@@ -304,33 +319,19 @@ class Index:
         visible = places >= 0
         return places[visible], weights[visible]
 
-    def _joined(
-        self, lexical: Floats, asked: Floats, mask: Mask, counts: Counts, *, alone: bool
-    ) -> tuple[Floats, _Bits]:
-        """Scores by words and vectors together, or by vectors alone, and which tools are near to the request."""
+    def _compared(self, asked: Floats, mask: Mask) -> Compared:
+        """Compare a request with the vectors of the visible tools."""
         placed = self._placed[mask.slots]
         if not placed.any():
-            return lexical, placed
+            return Compared(np.zeros(len(mask), np.float32), placed, asked[1:], self._vectors, mask.slots)
         # Not `@`: BLAS would use threads for it, which wait busily for 20 ms afterwards. This takes 1 to 2 ms of one.
         if len(mask.places) <= 2 * len(mask):  # reading them in a row costs less than gathering most of them
             self.looked_at += len(mask.places)
-            cosine = np.einsum("ij,j->i", self._vectors[: len(mask.places)], asked[0])[mask.slots]
+            whole = np.einsum("ij,j->i", self._vectors[: len(mask.places)], asked[0])[mask.slots]
         else:
             self.looked_at += len(mask)
-            cosine = np.einsum("ij,j->i", self._vectors[mask.slots], asked[0])
-        low, high = cosine[placed].min(), cosine[placed].max()
-        # By vectors alone the score is the cosine itself.
-        share, low = (np.float32(1), np.float32(0)) if alone else (np.float32(counts.share), low)
-        scale = np.float32(1 if alone else 1 / max(high - low, LEAST_SPREAD))
-        scores = np.where(placed, (1 - share) * lexical + share * (cosine - low) * scale, lexical)
-        near = placed & (cosine >= counts.near)
-        if len(asked) > 1:
-            # A sentence is compared with the candidates only: with all tools it would take most of the time.
-            candidates = _best(np.flatnonzero(placed), scores, CANDIDATES)
-            best = (self._vectors[mask.slots[candidates]] @ asked[1:].T).max(axis=1)
-            scores[candidates] += share * (1 - WHOLE_VECTOR) * (best - cosine[candidates]) * scale
-            near[candidates] |= best >= counts.near
-        return scores, near
+            whole = np.einsum("ij,j->i", self._vectors[mask.slots], asked[0])
+        return Compared(whole, placed, asked[1:], self._vectors, mask.slots)
 
     def _reserve(self, count: int, vectors: Floats | None) -> None:
         """Make room for so many tools, and for their vectors once there are any."""
@@ -339,6 +340,7 @@ class Index:
         if count > room:
             room = max(64, count * 5 // 4)
             self._gone, self._placed = _resized(self._gone, room), _resized(self._placed, room)
+            self._rows = _resized(self._rows, room)
         if self._vectors.shape != (room, width):
             grown = np.zeros((room, width), np.float32)
             if self._vectors.size:
@@ -369,6 +371,7 @@ class Index:
                 del self._documents[term], self._weights[term]
         self._vectors = self._vectors[: len(retained)][retained]
         self._placed = self._placed[: len(retained)][retained]
+        self._rows = self._rows[: len(retained)][retained]
         self._gone = np.zeros(len(self._placed), np.bool_)
         self._ids = [one for one in self._ids if one is not None]
         self._slots = {str(one): slot for slot, one in enumerate(self._ids)}
@@ -403,15 +406,7 @@ def _sum(postings: Mapping[str, _Postings], terms: Iterable[str], size: int) -> 
     return scores / highest if highest > 0 else scores
 
 
-def _best(slots: NDArray[np.intp], scores: Floats, count: int) -> NDArray[np.intp]:
-    """Return the slots of the `count` highest scores, and of those that equal the lowest of these."""
-    if len(slots) <= count:
-        return slots
-    found = scores[slots]
-    return slots[found >= np.partition(found, -count)[-count]]
-
-
-def _resized(bits: _Bits, size: int) -> _Bits:
-    grown = np.zeros(size, np.bool_)
-    grown[: len(bits)] = bits
+def _resized(values: NDArray[_Kind], size: int) -> NDArray[_Kind]:
+    grown = np.zeros(size, values.dtype)
+    grown[: len(values)] = values
     return grown

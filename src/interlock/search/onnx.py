@@ -1,24 +1,32 @@
-"""Encoders of the BERT kind in ONNX form: a folder with `model.onnx` and `vocab.txt`.
+"""Encoders in ONNX form: a folder with `model.onnx` and `tokenizer.json`, or `vocab.txt` for those of the BERT kind.
 
-`encoder.json` beside them may state how the vectors count: `share`, `near`, and the digest of the model. It takes
-`input_ids`, `attention_mask` and perhaps `token_type_ids`; it returns one vector per text, or one per piece, of which
-the mean is taken. A model is data that somebody else may have made: onnxruntime runs it without custom operators, and
-what it returns is checked.
+A `tokenizer.json` is read by the package tokenizers, which knows every kind of tokenizer; a `vocab.txt` needs nothing
+but this package. The model takes `input_ids`, `attention_mask` and perhaps `token_type_ids`; it returns one vector per
+text, or one per piece, of which the mean is taken, or the first piece's. `encoder.json` beside them may state more:
+
+    share, near         how the vectors count (`index.Counts`)
+    sha256              the digest of the model
+    pooling             mean (as said) or first: which vector stands for a text where there is one per piece
+    query, document     words that the model wants in front of a request, and in front of the text of a tool
+
+A model is data that somebody else may have made: onnxruntime runs it without custom operators, and what it returns is
+checked.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
 
-from .index import Floats
+from .likeness import Floats
 from .vectors import checked
 from .wordpiece import WordPiece
 
@@ -41,9 +49,12 @@ class OnnxEncoder:
             raise ValueError("model.onnx is not the one that encoder.json describes")
         self.share = float(stated.get("share", SHARE))
         self.near = float(stated.get("near", NEAR))
-        self.model = f"onnx:{digest[:16]}"
-        self._pieces = WordPiece((folder / "vocab.txt").read_text().splitlines())
-        self._first, self._last = self._pieces["[CLS]"], self._pieces["[SEP]"]
+        self._pooling, self._query, self._document = _manner(stated)
+        self._ids, name = _tokenizer(folder)
+        # Vectors of the same model are others if the text is cut or led in another way.
+        self.model = f"onnx:{digest[:16]}{name}"
+        if (self._pooling, self._document) != ("mean", ""):
+            self.model += f":{sha256(f'{self._pooling} {self._document}'.encode()).hexdigest()[:8]}"
         options = runtime.SessionOptions()
         # One thread: a search must not occupy the cores that calls need.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -51,20 +62,51 @@ class OnnxEncoder:
         self._inputs = {one.name for one in self._session.get_inputs()}
 
     def documents(self, texts: Sequence[str]) -> Floats:
-        return self._encode(texts)
+        return self._encode([self._document + text for text in texts])
 
     def queries(self, texts: Sequence[str]) -> Floats:
-        return self._encode(texts)
+        return self._encode([self._query + text for text in texts])
 
     def _encode(self, texts: Sequence[str]) -> Floats:
         # One by one: a batch is as long as its longest text, and is not faster on one thread.
         return checked([self._one(text) for text in texts], len(texts))
 
     def _one(self, text: str) -> list[float]:
-        ids = np.array([[self._first, *self._pieces.ids(text, MOST_PIECES - 2), self._last]], np.int64)
+        ids = np.array([self._ids(text)], np.int64)
         given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
         found = np.asarray(self._session.run(None, {name: given[name] for name in self._inputs})[0], np.float32)[0]
-        return cast("list[float]", (found.mean(axis=0) if found.ndim == 2 else found).tolist())
+        if found.ndim == 2:
+            found = found[0] if self._pooling == "first" else found.mean(axis=0)
+        return cast("list[float]", found.tolist())
+
+
+def _tokenizer(folder: Path) -> tuple[Callable[[str], list[int]], str]:
+    """The tokenizer of a folder, and its part in the name of the model: the one of `vocab.txt` if both are there."""
+    vocabulary, described = folder / "vocab.txt", folder / "tokenizer.json"
+    if not vocabulary.exists() and described.exists():
+        text = described.read_text()
+        return _described(text), f":{sha256(text.encode()).hexdigest()[:8]}"
+    pieces = WordPiece(vocabulary.read_text().splitlines())
+    first, last = pieces["[CLS]"], pieces["[SEP]"]
+    return lambda text: [first, *pieces.ids(text, MOST_PIECES - 2), last], ""
+
+
+def _described(text: str) -> Callable[[str], list[int]]:
+    """The tokenizer that a `tokenizer.json` describes, with the pieces that it puts around a text."""
+    tokenizers: Any = import_module("tokenizers")
+    made: Any = tokenizers.Tokenizer.from_str(text)
+    made.enable_truncation(max_length=MOST_PIECES)
+    made.no_padding()
+    # A lone surrogate is no text to it.
+    return lambda text: made.encode(text.encode(errors="replace").decode()).ids
+
+
+def _manner(stated: dict[str, Any]) -> tuple[str, str, str]:
+    """The way in which a text becomes one vector: the pooling, and the words in front of requests and of tools."""
+    pooling, query, document = stated.get("pooling", "mean"), stated.get("query", ""), stated.get("document", "")
+    if pooling not in ("mean", "first") or not isinstance(query, str) or not isinstance(document, str):
+        raise ValueError("in encoder.json, pooling is mean or first, and query and document are texts")
+    return pooling, query, document
 
 
 def _runtime() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from io import BytesIO
 from typing import Final
@@ -23,6 +24,7 @@ class Table:
     near = 0.4
 
     def __init__(self, data: bytes) -> None:
+        self.model = f"table:{sha256(data).hexdigest()[:16]}"
         with np.load(BytesIO(data)) as file:
             self._pieces = WordPiece(bytes(file["pieces"]).decode().split("\n"))
             self._vectors: NDArray[np.int8] = file["vectors"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .index import Floats
+from .likeness import Floats
 
 MOST_NUMBERS = 8192
 _LARGEST = 1e15

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     "started", "intent", "closed", "mutation", "late", "settled", "cancel", "registry", "audit.read", "purge",
-    "pending", "approval", "authority", "violation", "checkpoint", "signing", "selection", "surface",
+    "pending", "approval", "authority", "violation", "checkpoint", "signing", "search", "selection", "surface",
 ]  # fmt: skip
 
 _DECISION = {"allow": "ALLOW", "deny": "DENY", "ask": "REQUIRES_APPROVAL"}

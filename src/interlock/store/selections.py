@@ -1,4 +1,4 @@
-"""Selections in the journal, and the calls that followed them. All of it is of one tenant."""
+"""Selections and searches in the journal, and the calls that followed them. All of it is of one tenant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from interlock.store.port import Reader
 
 
 class Selected(NamedTuple):
-    """The record of a selection."""
+    """The record of a selection, or of a search."""
 
     place: int
     id: str
@@ -25,9 +25,9 @@ class Called(NamedTuple):
 
 
 def selections(reader: Reader, tenant: str, most: int) -> list[Selected]:
-    """The last selections of a tenant, oldest first."""
+    """The last selections and searches of a tenant, oldest first."""
     rows = reader.all(
-        "SELECT seq, call, body FROM journal WHERE kind = 'selection'"  # noqa: S608 - our words
+        "SELECT seq, call, body FROM journal WHERE kind IN ('selection', 'search')"  # noqa: S608 - our words
         f" AND {member('body', 'tenant')} = ? ORDER BY seq DESC LIMIT ?",
         (tenant, most),
     )

@@ -2,7 +2,8 @@
 
 The journal has nothing of a read before it ends, or has run for a while: a record of its start would cost as much as
 all its other records. But its process may be killed while it runs. So each read has a note in a file of its process,
-from before its tool starts until its closing record is written. The file is mapped into memory: its content stays there
+from before its tool starts until its closing record is written. A read that is answered before that (`audit =
+"batched"`) has its closing record as a note from then on. The file is mapped into memory: its content stays there
 when the process is killed, and nothing waits for the disk. A machine that loses its power may lose it.
 
     file    SLOTS slots of SLOT bytes, each for one note
@@ -19,8 +20,12 @@ import mmap
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from asyncio import Future
 
 _log = logging.getLogger("interlock.store")
 
@@ -40,6 +45,8 @@ class StartedReads:
         # The places of slots that are free, and of those in use by the ids of their calls.
         self.free: list[int] = []
         self.used: dict[str, int] = {}
+        # The same of closing records that are not written yet.
+        self.answered: dict[str, tuple[int, Future[None]]] = {}
         self._is_refused = False
 
     def begin(self, call: str, trace_id: str, input_hash: str, rest: str) -> bool:
@@ -64,6 +71,37 @@ class StartedReads:
         if at is not None and self.memory is not None:
             self.memory[at] = 0
             self.free.append(at)
+
+    def answer(self, call: str, record: bytes, written: Future[None]) -> bool:
+        """Note the closing record of a read in place of its start, until it is written. False if there is no room.
+
+        INVARIANT: at every moment one of both notes counts, or both; a closing record counts more.
+        """
+        memory = self.memory or self._open()
+        if memory is None or not self.free or len(record) > _LONGEST:
+            return False
+        at = self.free.pop()
+        memory[at + 1 : at + _HEAD + len(record)] = len(record).to_bytes(4, "little") + record
+        memory[at] = 1
+        self.answered[call] = at, written
+        self.end(call)
+        written.add_done_callback(partial(self._forget, call))
+        return True
+
+    def _forget(self, call: str, written: Future[None]) -> None:
+        """Remove the closing record of a read that is in the journal now. One that could not be written stays."""
+        if not written.cancelled() and written.exception() is None and self.memory is not None:
+            at, _ = self.answered.pop(call)
+            self.memory[at] = 0
+            self.free.append(at)
+
+    async def settle(self) -> None:
+        """Wait until the closing records of all reads are written, or cannot be."""
+        from asyncio import wait  # commands that look at a data directory do without it
+
+        waiting = [one for _, one in self.answered.values() if not one.done()]
+        if waiting:
+            await wait(waiting)
 
     def _open(self) -> mmap.mmap | None:
         """Make the file. If that fails once it is not tried again, so that reads do not pay for it."""
@@ -93,7 +131,7 @@ class StartedReads:
             return
         self.memory.close()
         self.memory, self.free = None, []
-        if not self.used:
+        if not self.used and not self.answered:
             self._path.unlink(missing_ok=True)
 
 

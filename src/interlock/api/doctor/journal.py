@@ -35,6 +35,7 @@ def check_journal(home: Home) -> Iterator[Finding]:
         known = is_known(reader)
         if not home.near:
             yield from _server(home, reader)
+        yield from _vectors(home, reader)
         yield _schema(home, str(schema_of(reader)))
         rows, tools = layout.count_records(reader), inspection.tool_count(reader)
         refuse_behind(reader, anchored)
@@ -70,6 +71,20 @@ def _server(home: Home, reader: Reader) -> Iterator[Finding]:
         return
     what = f"PostgreSQL {version}; the role of this process owns the journal, and only triggers protect it"
     yield Finding("store", "attention", what, "give processes a role of their own: the settings store and store_admin")
+
+
+def _vectors(home: Home, reader: Reader) -> Iterator[Finding]:
+    """Why vectors of tools are not in the database, although the settings ask for that."""
+    from interlock.store.postgres.vectors import NoVectors, in_database
+    from interlock.store.shared_config import settings_of
+
+    if settings_of(home).settings.search_vectors != "store":
+        return
+    try:
+        in_database(reader, home)
+    except NoVectors as reason:
+        what = f"search_vectors is store, and vectors of tools are in memory: {reason}"
+        yield Finding("store", "attention", what, "searches find the same; see the how-to page on searching")
 
 
 def _payloads(reader: Reader) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from interlock.gateway.results.replay import Replays
 from interlock.gateway.results.unrecorded import UnrecordedOutcomes
 from interlock.gateway.results.waiting import PendingResults
 from interlock.gateway.verify import ResultVerifier
+from interlock.store.started_reads import StartedReads
 
 
 class Returning:
@@ -34,6 +35,7 @@ class Returning:
             replays=replays,
             cursors=outside.cursors,
         )
+        self.started = StartedReads(outside.instance.home.instances, outside.instance.id)
         self.pending = PendingResults(clock, metadata, outside.box)
         self.finisher = Finisher(
             journal=journal,
@@ -46,6 +48,7 @@ class Returning:
             metadata=metadata,
             success=SuccessWriter(redaction, allowances, storage, outputs, metadata, unrecorded),
             replays=replays,
+            started=self.started,
         )
         self.failures = FailureWriter(
             journal=journal,

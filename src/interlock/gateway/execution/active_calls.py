@@ -17,7 +17,7 @@ from interlock.store import records
 from interlock.store.started_reads import StartedReads
 
 if TYPE_CHECKING:
-    from interlock.store.home import Instance
+    pass
 
 _log = logging.getLogger("interlock.gateway")
 
@@ -63,11 +63,11 @@ def stop(call: Call, why: Why) -> None:
 class ActiveCalls:
     """All calls in execution of one gateway."""
 
-    def __init__(self, monotonic: Callable[[], float], note: Callable[[Call], None], instance: Instance) -> None:
+    def __init__(self, monotonic: Callable[[], float], note: Callable[[Call], None], started: StartedReads) -> None:
         self._monotonic = monotonic
         self._note = note
         # For the process after this one.
-        self.started = StartedReads(instance.home.instances, instance.id)
+        self.started = started
         self._calls: dict[str, Call] = {}
         # Reads on the fast path that have not ended: when each is to go on in the regular phases, and how it is told.
         self._reads: list[tuple[float, asyncio.Future[None]]] = []

@@ -33,6 +33,8 @@ HAS_SCHEMA = "SELECT 1 FROM pg_tables WHERE schemaname = current_schema() AND ta
 LEDGER = ("journal", "anchor", "segment")
 # A table that is there as long as a copy into this schema is not finished.
 UNFINISHED_TABLE = "unfinished_copy"
+# A table that is made where vectors of tools are in the database (`postgres.vectors`).
+VECTORS_TABLE = "tool_vector"
 UNFINISHED = f"SELECT 1 FROM pg_tables WHERE schemaname = current_schema() AND tablename = '{UNFINISHED_TABLE}'"  # noqa: S608
 
 _FUNCTIONS = (
@@ -229,7 +231,7 @@ def create(connection: PostgresConnection, runtime_role: str | None = None) -> N
 
 def grants(schema: str, role: str) -> tuple[str, ...]:
     """Give a role what a process needs that serves: all tables, but of the ledger only to read it and to add to it."""
-    named, space = _quoted(role), _quoted(schema)
+    named, space = quoted(role), quoted(schema)
     everything = f"ALL TABLES IN SCHEMA {space}"
     ledger = ", ".join(LEDGER)
     return (
@@ -276,7 +278,7 @@ def _adapted(table: Table) -> Any:
     return copy
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -284,7 +286,7 @@ def remove(connection: PostgresConnection) -> None:
     """Remove everything that `create` has made, in the transaction that is open."""
     words = [statement.split() for statement in _statements()]
     tables = [each[2].strip("(") for each in words if each[:2] == ["CREATE", "TABLE"]]
-    for table in (*tables, UNFINISHED_TABLE):
+    for table in (*tables, UNFINISHED_TABLE, VECTORS_TABLE):
         connection.execute(f'DROP TABLE IF EXISTS "{table}" CASCADE')
     functions = {each[2].partition("(")[0] for each in words if each[:2] == ["CREATE", "FUNCTION"]}
     for name, function in connection.all(_FUNCTIONS_THERE):

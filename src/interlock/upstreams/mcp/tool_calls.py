@@ -142,6 +142,10 @@ class ToolCalls:
 
         return await follow(created, send, lambda name: session.cancel_task(name, able), call, questions)
 
+    def _takes_tasks(self, interaction: Interaction) -> bool:
+        """Whether the server may make a task of a call: because its client takes tasks, or because we follow them."""
+        return self._config.tasks == "follow" or interaction.on_task is not None
+
     @staticmethod
     def _declared(call: RemoteCall, *, tasks: bool) -> Json:
         """Return the capabilities to announce to a server of the modern era: the client's, and our own."""
@@ -188,7 +192,7 @@ class ToolCalls:
             progress=call.progress,
             questions=questions,
             on_log=on_log,
-            capabilities=self._declared(call, tasks=server.extends(TASKS)),
+            capabilities=self._declared(call, tasks=server.extends(TASKS) and self._takes_tasks(call.interaction)),
             noted=call.reported,
         )
 

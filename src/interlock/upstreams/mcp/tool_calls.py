@@ -82,9 +82,10 @@ class ToolCalls:
     ) -> Conversation:
         """Return the conversation for a client that can be asked or wants the log; the shared one if that will do."""
         level = None if listens is None else listens.level
+        client = self._sessions.client_of(call.interaction) if able else ""
         if not session.server.modern:
-            return Conversation(lent, able, level, call.caller)
-        pushed = Conversation(lent, able, level, call.caller, handshake=True)
+            return Conversation(lent, able, level, call.caller, client=client)
+        pushed = Conversation(lent, able, level, call.caller, handshake=True, client=client)
         if able and not call.interaction.calls_again and await self._takes_pushed(pushed, call):
             return pushed
         return Conversation(lent) if listens is None else Conversation(lent, {}, level, call.caller)

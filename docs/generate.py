@@ -320,10 +320,11 @@ interlock upstream add mcp everything http://127.0.0.1:3001/mcp --no-prefix --al
 
 The tools that the scenarios of the tasks extension name are served by
 [jobs.py](../../tests/upstreams/mcp_servers/jobs.py), a second upstream, which is always spoken to in 2026-07-28: the
-everything-server has no tasks. The suites send no token, so a proxy in front of the server adds one. A person agreed to
-the calls in advance (`interlock approvals grant`), since nothing is known about most of the tools. `--protocol auto`
-is the default; the other two values force one era on a server that speaks both, so that clients and server may be of
-different eras.
+everything-server has no tasks. It is added with `--tasks relay`, because one scenario wants a client without tasks to
+be refused; by default Interlock follows the task for such a client and answers with the result. The suites send no
+token, so a proxy in front of the server adds one. A person agreed to the calls in advance (`interlock approvals
+grant`), since nothing is known about most of the tools. `--protocol auto` is the default; the other two values force
+one era on a server that speaks both, so that clients and server may be of different eras.
 [test_conformance.py](../../tests/doors/conformance/test_conformance.py) compares every run with this page: in normal
 tests with `auto`, in `./dev test --thorough` with all three.
 

@@ -11,27 +11,48 @@ FEATURES = (
     "changed definitions", "undo", "progress", "questions", "resources and prompts",
 )  # fmt: skip
 _OF_MCP = ("questions", "resources and prompts")
-# The kinds, each with the features for which no test is expected: it has no such thing, or nothing is claimed. Every
-# other feature needs a test with the mark `shows(kind, feature)`.
-KINDS = {
-    "MCP, handshake era": (),
-    "MCP 2026-07-28": ("credentials", "changed definitions", "resources and prompts"),
-    "MCP over HTTP": ("changed definitions", "undo", "progress"),
-    "OpenAPI": ("progress", *_OF_MCP),
-    "HTTP, described by a file": ("changed definitions", "undo", "progress", *_OF_MCP),
-    "gRPC": ("changed definitions", "undo", "progress", *_OF_MCP),
-    "WebSocket": ("changed definitions", "undo", "progress", *_OF_MCP),
-    "Function schemas of a provider": FEATURES[3:],
-    "LangChain tools": ("retries of reads", "no resent writes", "undo", "progress", *_OF_MCP),
-    "Program": ("retries of reads", "no resent writes", "changed definitions", "undo", "progress", *_OF_MCP),
-    "Python function": ("credentials", "changed definitions", "undo", *_OF_MCP),
-}
+_ONLY_MCP = "its protocol has no such messages"
+_NO_PROGRESS = "between a request and its answer, no message means progress"
+_OWN_FILE = "the operator's own file describes its tools; another file is another admission"
+_RUNS_ONCE = "its failures do not tell whether the same call would succeed later, so a call runs once"
+# The kinds, each with the features that it cannot have, and why. Every other feature needs a test with the mark
+# `shows(kind, feature)`.
+KINDS: dict[str, dict[str, str]] = {
+    "MCP, handshake era": {},
+    "MCP 2026-07-28": {},
+    "MCP over HTTP": {},
+    "OpenAPI": {"progress": _NO_PROGRESS, **dict.fromkeys(_OF_MCP, _ONLY_MCP)},
+    "HTTP, described by a file": {
+        "changed definitions": _OWN_FILE, "progress": _NO_PROGRESS, **dict.fromkeys(_OF_MCP, _ONLY_MCP),
+    },
+    "gRPC": {"progress": _NO_PROGRESS, **dict.fromkeys(_OF_MCP, _ONLY_MCP)},
+    "WebSocket": {
+        "changed definitions": _OWN_FILE, "progress": _NO_PROGRESS, **dict.fromkeys(_OF_MCP, _ONLY_MCP),
+    },
+    "Function schemas of a provider": {
+        "changed definitions": _OWN_FILE, "progress": _NO_PROGRESS, **dict.fromkeys(_OF_MCP, _ONLY_MCP),
+    },
+    "LangChain tools": {
+        "retries of reads": _RUNS_ONCE,
+        "progress": "a tool of LangChain returns once; its callbacks report what a model does, not how far a tool is",
+        **dict.fromkeys(_OF_MCP, "a tool of LangChain has no client, and a module no such lists"),
+    },
+    "Program": {
+        **dict.fromkeys(("retries of reads", "no resent writes"), _RUNS_ONCE),
+        "changed definitions": "its manifest is the definition, and the admitted one is what runs; the program itself "
+        "belongs to the machine",
+        "undo": "a manifest of a program has no handlers, so whatever it changes counts as irreversible",
+        "progress": "a program has no form for it: its output is its result",
+        **dict.fromkeys(_OF_MCP, "a program has no client, and no such lists"),
+    },
+    "Python function": dict.fromkeys(_OF_MCP, "these are parts of MCP servers, and a function is none"),
+}  # fmt: skip
 
 _PAGE = """# Upstream kinds
 
 Which features work with which kind of tool. Each ✓ is a link to the tests that show it: they are marked
-`@pytest.mark.shows(kind, feature)`, and this page is made of the marks. A cell with – has no test of its own: either
-the kind has no such thing, or nothing is claimed.
+`@pytest.mark.shows(kind, feature)`, and this page is made of the marks. A cell with – is something that the kind cannot
+have; the reasons are [below](#what-a-kind-cannot-have). No cell is empty because a test is missing.
 
 Everything that does not depend on the kind is the same for all of them: admission, validation, policy, approvals,
 idempotency keys, circuit breakers, budgets and the record.
@@ -46,6 +67,10 @@ idempotency keys, circuit breakers, budgets and the record.
 
 How many operations of public OpenAPI documents are admitted: [OpenAPI documents](../explanation/openapi-documents.md).
 Which clients work: [MCP clients](../explanation/mcp-clients.md).
+
+## What a kind cannot have
+
+{reasons}
 
 ## The tests
 
@@ -81,10 +106,10 @@ def fault_of(*names: str) -> str | None:
 def contradictions(shown: Shown) -> list[str]:
     """The cells that are expected to have a test and have none, and those that have one and are not expected to."""
     return [
-        f"{kind}, {feature}: {'no test shows it' if feature not in unclaimed else 'a test shows it'}"
-        for kind, unclaimed in KINDS.items()
+        f"{kind}, {feature}: {'no test shows it' if feature not in impossible else 'a test shows it'}"
+        for kind, impossible in KINDS.items()
         for feature in FEATURES
-        if ((kind, feature) in shown) == (feature in unclaimed)
+        if ((kind, feature) in shown) == (feature in impossible)
     ]
 
 
@@ -99,7 +124,17 @@ def page(tests: Path) -> str:
         rows.append(f"| {kind} | {' | '.join(cells)} |")
         listed = "\n".join(f"- {feature}: {_tests(shown[kind, feature])}" for feature in there)
         sections.append(f'<a id="kind-{number}"></a>\n\n### {kind}\n\n{listed}')
-    return _PAGE.format(table="\n".join(rows), sections="\n\n".join(sections))
+    return _PAGE.format(table="\n".join(rows), reasons=_reasons(), sections="\n\n".join(sections))
+
+
+def _reasons() -> str:
+    """The reasons, each with the kinds and features that it is the reason for."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for kind, impossible in KINDS.items():
+        for reason in dict.fromkeys(impossible.values()):
+            features = [feature for feature in FEATURES if impossible.get(feature) == reason]
+            found.setdefault((reason, " and ".join(features)), []).append(kind)
+    return "\n".join(f"- *{features}*, {'; '.join(kinds)}: {reason}." for (reason, features), kinds in found.items())
 
 
 def _tests(named: list[tuple[str, str]]) -> str:

@@ -8,11 +8,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import mcp_types as types
 import pytest
 from mcp import Client, MCPError
 
 from interlock.doors.mcp import suspended
+from interlock.upstreams.mcp import sessions
 from tests.support import forked
 from tests.support.calls import records, until, use_policy
 from tests.support.mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, Person, World, serving, stdio, text, world
@@ -178,19 +180,57 @@ async def test_questions_of_many_calls_at_once_reach_the_calls_that_raised_them(
 
 
 @DOOR
-async def test_a_question_that_may_be_of_several_calls_is_not_asked_and_then_each_call_has_a_conversation(
-    world: World,
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_questions_outside_the_streams_of_calls_reach_the_clients_of_these_calls(world: World, mode: str) -> None:
+    """Three clients of one caller, four calls each under way when all are asked, in ways that name no request."""
+    people = [Person(who) for who in ("ann", "bea", "cam")]
+    tools = ("ask_aside", "ask_aside", "ask_aside", "roots")
+    async with upstream(world, "http", protocol="handshake") as asking, AsyncExitStack() as stack:
+        token = await world.token()
+        clients = [await stack.enter_async_context(world.client(mode, token, **one.options)) for one in people]
+        for turn in range(2):  # again in the conversations that are there now
+            asking.expected = (turn + 1) * len(people) * len(tools)
+            asking.met = anyio.Event()
+            made = {
+                (person.who, f"{person.who}{turn}{number}", tool): call(client, tool, f"{person.who}{turn}{number}")
+                for client, person in zip(clients, people, strict=True)
+                for number, tool in enumerate(tools)
+            }
+            results = dict(zip(made, await asyncio.gather(*made.values()), strict=True))
+            for (who, name, tool), result in results.items():
+                assert text(result) == ("file:///home/ann" if tool == "roots" else f"{who}:n-{name} 0")
+    for person in people:
+        assert sorted(person.asked) == [f"n-{person.who}{turn}{number} 0" for turn in range(2) for number in range(3)]
+
+
+@DOOR
+@pytest.mark.parametrize("names", ["ab", "abc"])
+async def test_a_question_that_may_be_of_several_clients_is_put_to_none_and_its_call_fails_saying_so(
+    world: World, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    person = Person()
-    async with upstream(world, "http", protocol="handshake") as asking:
-        asking.expected = 2
-        async with world.client("legacy", **person.options) as client:
-            first = await asyncio.gather(*(call(client, "ask_aside", name) for name in "ab"))
-            assert [one.is_error for one in first] == [True, True]
-            assert all("nothing says to which" in text(one) for one in first)
-            assert person.asked == []
-            second = await asyncio.gather(*(call(client, "ask_aside", name) for name in "cd"))
-            assert [text(one) for one in second] == ["ann:n-c 0", "ann:n-d 0"]
+    """Calls of clients without sessions share a conversation when all others are in use, until one asks so."""
+    monkeypatch.setattr(sessions, "PER_CALLER_BY_URL", 1)
+    people = [Person("ann"), Person("bea")]
+    async with upstream(world, "http", protocol="handshake") as asking, AsyncExitStack() as stack:
+        token = await world.token()
+        first, second = [
+            await stack.enter_async_context(world.client("2026-07-28", token, **one.options)) for one in people
+        ]
+        asking.expected = len(names)
+        made = await asyncio.gather(
+            *(call(who, "ask_aside", name) for who, name in zip((first, second, first), names, strict=False))
+        )
+        told = [text(one) for one in made]
+        # The one in the shared conversation may get the question of a call that has ended, so not even that is put.
+        assert sum(not one.is_error for one in made) == 1
+        assert sum("nothing says to which" in one for one in told) == len(names) - 1
+        assert sum(len(person.asked) for person in people) == 1
+        # From now on a call waits for a conversation of its own.
+        for person in people:
+            person.asked.clear()
+        made = await asyncio.gather(*(call(who, "ask_aside", name) for who, name in ((first, "d"), (second, "e"))))
+        assert [text(one) for one in made] == ["ann:n-d 0", "bea:n-e 0"]
+        assert [one.asked for one in people] == [["n-d 0"], ["n-e 0"]]
 
 
 # A client that gets questions as the result of its request, and calls again

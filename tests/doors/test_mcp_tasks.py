@@ -208,7 +208,7 @@ class Flaky:
 
 
 @asynccontextmanager
-async def upstream(world: World, *, lost: int = 0) -> AsyncGenerator[Jobs]:
+async def upstream(world: World, *, lost: int = 0, **config: Any) -> AsyncGenerator[Jobs]:
     """The server with tasks, as the upstream `jobs`; both agents may call its tools."""
     jobs = Jobs()
     await use_policy(world.app, "permit(principal, action, resource);\n")
@@ -216,7 +216,7 @@ async def upstream(world: World, *, lost: int = 0) -> AsyncGenerator[Jobs]:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(app.router.lifespan_context(app))
         port = await stack.enter_async_context(serving(Flaky(app, lost)))
-        place = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True, "protocol": "modern"}
+        place = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True, "protocol": "modern", **config}
         overlay = {"defaults": {"idempotency": "each"}}
         report = await world.app.upstreams.add("jobs", "mcp", place, by=world.app.caller, overlay=overlay)
         assert report.count("admitted") == len(TOOLS)
@@ -312,3 +312,25 @@ async def test_whoever_gives_up_on_a_call_cancels_the_upstreams_task(world: Worl
         calling.cancel()
         await asyncio.gather(calling, return_exceptions=True)
         await until(lambda: jobs.log[-1] == "cancelled")
+
+
+@DOOR
+async def test_with_relayed_tasks_the_upstream_decides_by_what_the_client_of_each_call_declares(world: World) -> None:
+    async with upstream(world, tasks="relay") as jobs, client(world) as mine, world.client("legacy") as old:
+        task = await mine.call("jobs-hold", {"name": "n-a"})
+        assert task["resultType"] == "task"
+        jobs.held("n-a").set()
+        await mine.until(task, "completed")
+        assert jobs.log == ["created hold"]
+        # A client without tasks: the server answers at the end of the work, or refuses if it makes nothing but tasks.
+        jobs.held("n-b").set()
+        assert text(await old.call_tool("jobs-hold", {"name": "n-b"})) == "released n-b"
+        key = {"idempotency-key": "once"}
+        refused = await mine.call("jobs-failing_job", {}, able={}, **key)
+        assert (refused["code"], refused["data"]) == (-32021, {"requiredCapabilities": {"extensions": {TASKS: {}}}})
+        assert jobs.log == ["created hold"]
+        # Nothing ran, so the key is free for a client that takes tasks.
+        begun = await mine.call("jobs-failing_job", {}, **key)
+        ended = (await mine.until(begun, "completed"))["result"] if "taskId" in begun else begun
+        assert (ended["isError"], jobs.log[-1]) == (True, "created failing_job")
+    assert [one.get("error_code") for one in records(world.app)].count("E3411") == 1

@@ -489,6 +489,7 @@ async def test_what_undoes_a_call_is_stored_before_anybody_hears_that_it_succeed
         assert {"toolId", "inputHash", "resultHash", "timestamp", "idempotencyKey"} <= closed.keys()
 
 
+@pytest.mark.shows("Python function", "undo")
 @pytest.mark.proves("EFFECT-08")
 async def test_an_undo_is_keyed_authorized_recorded_and_acts_where_the_call_did(tmp_path: Path) -> None:
     world.__init__()

@@ -301,6 +301,7 @@ async def test_a_database_permission_lends_the_credential_of_its_engine_and_mode
 # Credentials
 
 
+@pytest.mark.shows("Python function", "credentials")
 @pytest.mark.part_of("CONTRACT-21", rest=LEFT)
 @pytest.mark.parametrize("family", ["credential", "credentials"])
 async def test_a_tool_is_lent_the_credential_that_it_lists_and_no_other(app: Interlock, family: str) -> None:

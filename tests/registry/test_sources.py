@@ -350,6 +350,7 @@ def test_a_file_of_arbitrary_bytes_is_refused_and_never_a_crash(tmp_path: Path, 
 # What runs is what was admitted
 
 
+@pytest.mark.shows("Python function", "changed definitions")
 @pytest.mark.sqlite_only("where machines share a store, the text of the whole module is compared (ADR 39)")
 async def test_a_file_that_changed_after_admission_is_refused(tmp_path: Path) -> None:
     target = written(tmp_path, "greetings.py", PYTHON)

@@ -429,7 +429,13 @@ class ShopServer:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, folder: Path, *, certificate: Certificate | None = None, reflection: bool = True, handlers: Any = ()
+        cls,
+        folder: Path,
+        *,
+        certificate: Certificate | None = None,
+        reflection: bool = True,
+        handlers: Any = (),
+        port: int = 0,
     ) -> AsyncGenerator[ShopServer]:
         grpc: Any = importlib.import_module("grpc")
         reflecting: Any = importlib.import_module("grpc_reflection.v1alpha.reflection")
@@ -439,7 +445,7 @@ class ShopServer:
         if reflection:
             reflecting.enable_server_reflection(("shop.v1.Shop", reflecting.SERVICE_NAME), server, pool=one.pool)
         if certificate is None:
-            one.port = server.add_insecure_port("127.0.0.1:0")
+            one.port = server.add_insecure_port(f"127.0.0.1:{port}")
         else:
             pair = (certificate.key_file.read_bytes(), certificate.cert_file.read_bytes())
             one.port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from interlock import Caller, Interlock, Result
 from interlock.api.service import Service
 from interlock.contract.contract import contract_of
+from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.upstreams import formats, functions
@@ -24,7 +25,7 @@ from tests.support.calls import SIX, records
 from tests.support.cli import Cli
 from tests.support.providers import PROVIDERS, TAKES, declared
 from tests.upstreams.hostile import loop_is_free
-from tests.upstreams.servers import Answer, HttpServer, json_answer
+from tests.upstreams.servers import Answer, HttpServer, governed, json_answer, remote_call
 
 APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
 READS = {"defaults": {"mutation_class": "read_only"}}
@@ -213,3 +214,47 @@ async def test_a_document_without_functions_or_with_too_much_is_refused(tmp_path
         with pytest.raises(Failure) as refused:
             await app.upstreams.add("fns", "functions", config, by=app.caller)
         assert refused.value.code == "E3004"
+
+
+# What functions share with every HTTP service
+
+
+@pytest.mark.shows("Function schemas of a provider", "credentials", "retries of reads")
+async def test_behind_interlock_breaker_limit_and_credential_apply_to_a_function(tmp_path: Path) -> None:
+    async with HttpServer.open() as server:
+        server.otherwise = lambda _: json_answer("sunny")
+        takes: Json = {**TAKES, "required": []}
+        config: Json = {"declarations": [declared("anthropic", "forecast", takes)], "urls": [server.url]}
+
+        def fail() -> None:
+            server.otherwise = lambda _: Answer(status=503)
+
+        await governed(tmp_path, "functions", config, tool="forecast", asked=lambda: len(server.got), fail=fail)
+    assert {got.headers["authorization"] for got in server.got} == {"Bearer s3cret"}
+
+
+@pytest.mark.shows("Function schemas of a provider", "results bounded", "deadline", "no resent writes")
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [(Answer(body=b'"' + b"x" * 100_000 + b'"'), "E3416"), (Answer(hang=True), "E3503"), (Answer(cut=True), "E3502")],
+    ids=["too large", "too slow", "cut off"],
+)
+async def test_a_function_that_writes_is_sent_once_and_its_answer_bounded(answer: Answer, code: str) -> None:
+    async with HttpServer.open() as server:
+        server.otherwise = lambda _: answer
+        config = functions.FunctionsConfig.from_document(
+            {
+                "declarations": [declared("anthropic", "forecast", TAKES)],
+                "urls": [server.url],
+                "allow_private": True,
+                "max_response_bytes": 1000,
+            }
+        )
+        one = functions.FunctionsUpstream("fns", config, clock=Clock())
+        try:
+            (found,) = (await one.discover()).tools
+            with pytest.raises(Failure) as caught:
+                await one.call(remote_call(found.native, {"city": "Ulm"}, writes=True, key="k", left_s=1.0))
+        finally:
+            await one.close()
+    assert (caught.value.code, len(server.got)) == (code, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -250,6 +251,41 @@ async def test_a_tool_is_added_and_called_like_any_other(tmp_path: Path) -> None
         assert (failed.error.code, failed.error.message) == ("E3401", "`crash` failed with ValueError")
         # What nobody called harmless is asked about first.
         assert (await app.call("chain.count", {"words": []}, key="k1")).pending
+
+
+@pytest.mark.shows("LangChain tools", "no resent writes")
+@pytest.mark.parametrize("kind", ["read_only", "write_irreversible"])
+async def test_a_tool_that_fails_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "counting_chain.py").write_text(COUNTING)
+    sys.modules.pop("counting_chain", None)
+    importlib.invalidate_caches()
+    overlay = {"tools": {"append": {"mutation_class": kind}}}
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        await app.upstreams.add("chain", "langchain", {"module": "counting_chain"}, by=app.caller, overlay=overlay)
+        runs = importlib.import_module("counting_chain").RUNS
+        runs.clear()
+        first = await app.call("chain.append", {"error": "timeout"}, key="k1")
+        if first.pending:
+            reviewer = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
+            await app.approvals.approve(first.metadata["pending"]["ticketId"], by=reviewer)
+            first = await app.call("chain.append", {"error": "timeout"}, key="k1")
+        assert first.error is not None
+        assert first.error.code == "E3401"
+        assert runs == ["timeout"]
+
+
+COUNTING = """
+from langchain_core.tools import tool
+
+RUNS = []
+
+@tool
+def append(error: str) -> str:
+    \"\"\"Add a line to a list, and fail.\"\"\"
+    RUNS.append(error)
+    raise TimeoutError(error)
+"""
 
 
 async def test_what_langchain_injects_is_not_a_parameter() -> None:

@@ -457,8 +457,10 @@ async def test_what_a_failure_says_has_no_credential_in_it() -> None:
 
 
 @pytest.mark.shows("MCP, handshake era", "resources and prompts")
-async def test_resources_and_prompts_are_passed_on() -> None:
-    async with scripted() as one:
+@pytest.mark.shows("MCP 2026-07-28", "resources and prompts")
+@ERAS
+async def test_resources_and_prompts_are_passed_on(era: tuple[str, ...]) -> None:
+    async with scripted(*era) as one:
         assert await one.content.list_resources() == [{"uri": "a:b", "name": "b"}]
         assert await one.content.list_resource_templates() == []
         assert await one.content.list_prompts() == [{"name": "greet"}]
@@ -575,14 +577,18 @@ async def test_clients_that_can_be_asked_share_the_process_where_questions_are_n
 
 
 @pytest.mark.shows("MCP, handshake era", "credentials")
+@pytest.mark.shows("MCP 2026-07-28", "credentials")
+@ERAS
 @pytest.mark.part_of(
     "EXEC-07",
     rest="an MCP server over stdio has its credentials in its environment, where its configuration names the variable, "
     "and keeps them past the call, until no call with them was made for 300 s",
 )
-async def test_each_set_of_credentials_has_a_process_of_its_own_and_the_log_has_no_secret(tmp_path: Path) -> None:
+async def test_each_set_of_credentials_has_a_process_of_its_own_and_the_log_has_no_secret(
+    tmp_path: Path, era: tuple[str, ...]
+) -> None:
     said = {"credentials": {"TOKEN": "desk-token"}}
-    async with scripted(said=said, logs=tmp_path) as one:
+    async with scripted(*era, said=said, logs=tmp_path) as one:
         ada, bob, again = [
             await state(one, credentials={"desk-token": token, "other": "x"}) for token in ("ada1", "bob1", "ada1")
         ]
@@ -752,7 +758,7 @@ def test_a_configuration_that_makes_no_sense_is_refused(said: Json) -> None:
 # By address
 
 
-@pytest.mark.shows("MCP over HTTP", "discovery")
+@pytest.mark.shows("MCP over HTTP", "discovery", "progress")
 @pytest.mark.parametrize("era", ["auto", "handshake"])
 @pytest.mark.supports("EXEC-10")
 async def test_the_sdks_own_server_is_found_and_called_over_http_in_both_eras(era: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,7 +18,9 @@ from interlock.data.schema import Json
 from interlock.upstreams.repository import Report
 from tests.support import forked
 from tests.support.calls import code, records
-from tests.upstreams.servers import Answer, Got, HttpServer, json_answer
+from tests.support.providers import declared
+from tests.upstreams.mcp_servers import notes as notes_server
+from tests.upstreams.servers import Answer, Asked, Got, HttpServer, ShopServer, SocketServer, json_answer, served
 
 ROOT = Path(__file__).parents[2]
 ADD: Json = {
@@ -224,34 +227,158 @@ DOCUMENT: Json = {
 }  # fmt: skip
 
 
-@pytest.mark.shows("OpenAPI", "undo")
-async def test_an_operation_of_an_http_service_is_undone_the_same_way(home: Path) -> None:
-    prices = {"a1": 100}
+SKU: Json = {"sku": {"type": "string", "description": "the article"}}
+CENTS: Json = {"cents": {"type": "integer", "description": "its price"}}
+GET: Json = {"type": "object", "properties": SKU, "required": ["sku"]}
+PUT: Json = {"type": "object", "properties": {**SKU, **CENTS}, "required": ["sku", "cents"]}
+PRICE: Json = {"type": "object", "properties": CENTS, "required": ["cents"]}
+OPERATIONS: tuple[Json, ...] = (
+    {"name": "getPrice", "description": "The price of an article.", "input_schema": GET, "output_schema": PRICE},
+    {"name": "setPrice", "description": "Set the price of an article.", "input_schema": PUT, "output_schema": PRICE},
+)
+LANGCHAIN = """
+from langchain_core.tools import tool
 
-    async with HttpServer.open() as server, Interlock.open(home, housekeeping=False) as app:
+PRICES = {"a1": 100}
+
+@tool
+def getPrice(sku: str) -> dict[str, int]:
+    \"\"\"The price of an article.\"\"\"
+    return {"cents": PRICES[sku]}
+
+@tool
+def setPrice(sku: str, cents: int) -> dict[str, int]:
+    \"\"\"Set the price of an article.\"\"\"
+    PRICES[sku] = cents
+    return {"cents": cents}
+"""
+
+
+@asynccontextmanager
+async def priced(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[tuple[Json, Json]]:
+    """A service of one kind with the two operations: its configuration, and its prices."""
+    prices: Json = {"a1": 100}
+    if kind == "langchain":
+        (folder / "priced_chain.py").write_text(LANGCHAIN)
+        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+        importlib.invalidate_caches()
+        yield {"module": "priced_chain"}, importlib.import_module("priced_chain").PRICES
+        return
+    if kind == "websocket":
+        async with SocketServer.open() as socket:
+
+            async def reply(message: Json, _: Any) -> list[Any]:
+                given = message["params"]
+                prices[given["sku"]] = given.get("cents", prices[given["sku"]])
+                return [{"jsonrpc": "2.0", "id": message["id"], "result": {"cents": prices[given["sku"]]}}]
+
+            socket.answer = reply
+            tools = [{**one, "method": one["name"]} for one in OPERATIONS]
+            yield {"urls": [socket.url], "allow_private": True, "tools": tools}, prices
+        return
+    async with HttpServer.open() as server:
 
         def answer(got: Got) -> Answer:
-            sku = got.path.rpartition("/")[2]
-            if got.method == "PUT":
-                prices[sku] = orjson.loads(got.body)["cents"]
+            given: Json = orjson.loads(got.body or b"{}")
+            sku = given.get("sku") or got.path.rpartition("/")[2]
+            prices[sku] = given.get("cents", prices[sku])
             return json_answer({"cents": prices[sku]})
 
         server.otherwise = answer
-        undo = {
-            "before": {"tool": "getPrice", "arguments": {"sku": "/input/sku"}},
-            "tool": "setPrice",
-            "arguments": {"sku": "/input/sku", "cents": "/before/cents"},
-            "example": {"sku": "a1", "cents": 1},
-        }
-        overlay = {"tools": {"getPrice": READ, "setPrice": {"mutation_class": "write_reversible", "undo": undo}}}
-        config = {"openapi": DOCUMENT, "urls": [server.url], "allow_private": True}
-        report = await app.upstreams.add("shop", "openapi", config, by=app.caller, overlay=overlay)
+        place: Json = {"urls": [server.url], "allow_private": True}
+        if kind == "openapi":
+            yield {**place, "openapi": DOCUMENT}, prices
+        elif kind == "functions":
+            named = {"getPrice": GET, "setPrice": PUT}
+            yield (
+                {**place, "declarations": [declared("anthropic", name, takes) for name, takes in named.items()]},
+                prices,
+            )
+        else:
+            where = {"getPrice": "GET", "setPrice": "PUT"}
+            tools = [{**one, "method": where[one["name"]], "path": "/prices/{sku}"} for one in OPERATIONS]
+            yield {**place, "tools": tools}, prices
+
+
+@pytest.mark.shows("OpenAPI", "undo")
+@pytest.mark.shows("HTTP, described by a file", "undo")
+@pytest.mark.shows("WebSocket", "undo")
+@pytest.mark.shows("Function schemas of a provider", "undo")
+@pytest.mark.shows("LangChain tools", "undo")
+@pytest.mark.parametrize("kind", ["openapi", "http", "websocket", "functions", "langchain"])
+async def test_an_operation_of_any_service_is_undone_the_same_way(
+    home: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undo = {
+        "before": {"tool": "getPrice", "arguments": {"sku": "/input/sku"}},
+        "tool": "setPrice",
+        "arguments": {"sku": "/input/sku", "cents": "/before/cents"},
+        "example": {"sku": "a1", "cents": 1},
+    }
+    read = {**READ, "result_schema": PRICE}
+    write = {"mutation_class": "write_reversible", "undo": undo, "result_schema": PRICE}
+    overlay = {"tools": {"getPrice": read, "setPrice": write}}
+    async with (
+        priced(kind, home.parent, monkeypatch) as (config, prices),
+        Interlock.open(home, housekeeping=False) as app,
+    ):
+        report = await app.upstreams.add("shop", kind, config, by=app.caller, overlay=overlay)
         offered = {one.name: one for one in report.tools}
         assert offered["setPrice"].state == "admitted", offered["setPrice"].reason
+        assert prices == {"a1": 100}
         done = await app.call(offered["setPrice"].address, {"sku": "a1", "cents": 250}, key="one")
         assert (done.ok, prices) == (True, {"a1": 250}), done.error
         assert (await app.undo(done.invocation_id, key="undo-one")).ok
         assert prices == {"a1": 100}
+
+
+@pytest.mark.shows("gRPC", "undo")
+async def test_a_method_of_a_grpc_service_is_undone_the_same_way(home: Path) -> None:
+    names = {7: "seven"}
+    async with ShopServer.open(home.parent) as server, Interlock.open(home, housekeeping=False) as app:
+
+        async def answer(asked: Asked, _: Any) -> Any:
+            number = asked.message.thing_id if asked.method == "Get" else asked.message.id
+            if asked.method == "Put":
+                names[number] = asked.message.name
+            return server.message("shop.common.Thing")(id=number, name=names[number])
+
+        server.answer = answer
+        undo = {
+            "before": {"tool": "shop.v1.Shop.Get", "arguments": {"thing_id": "/input/id"}},
+            "tool": "shop.v1.Shop.Put",
+            "arguments": {"id": "/input/id", "name": "/before/name"},
+            "example": {"id": 7, "name": "trial"},
+        }
+        tools: Json = {
+            "shop.v1.Shop.Get": READ,
+            "shop.v1.Shop.Put": {"mutation_class": "write_reversible", "undo": undo},
+        }
+        config = {"targets": [f"127.0.0.1:{server.port}"], "plaintext": True, "allow_private": True}
+        report = await app.upstreams.add("shop", "grpc", config, by=app.caller, overlay={"tools": tools})
+        put = next(one for one in report.tools if one.name == "shop.v1.Shop.Put")
+        assert put.state == "admitted", put.reason
+        assert names == {7: "seven"}
+        done = await app.call(put.address, {"id": 7, "name": "eight"}, key="one")
+        assert (done.ok, names) == (True, {7: "eight"}), done.error
+        assert (await app.undo(done.invocation_id, key="undo-one")).ok
+        assert names == {7: "seven"}
+
+
+@pytest.mark.shows("MCP over HTTP", "undo")
+async def test_a_write_of_a_server_by_url_is_undone_the_same_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = home.parent / "notes.txt"
+    file.write_text("first\n")
+    monkeypatch.setattr(notes_server, "FILE", file)
+    served_app = notes_server.server.streamable_http_app()
+    async with served(served_app) as url, Interlock.open(home, housekeeping=False) as app:
+        config = {"url": f"{url}/mcp", "allow_private": True}
+        report = await app.upstreams.add("notes", "mcp", config, by=app.caller, overlay={"tools": {"add": ADD}})
+        assert {one.name: one.state for one in report.tools}["add"] == "admitted"
+        done = await app.call("notes.add", {"text": "milk"}, key="one")
+        assert (done.ok, file.read_text()) == (True, "first\nmilk\n"), done.error
+        assert (await app.undo(done.invocation_id, key="undo-one")).ok
+        assert file.read_text() == "first\n"
 
 
 async def test_a_changed_tool_of_a_recipe_keeps_the_recipe_out_until_a_person_accepts_it(home: Path) -> None:

@@ -30,7 +30,8 @@ class Interaction:
     `capabilities` are those it declared (elicitation, sampling, roots). A client that can be asked during the call has
     `ask`. One that `calls_again` takes questions as the result of its request: those of a server that puts them so end
     the call (E3411, details `inputRequired`), which is made again with `answers` (inputResponses, requestState).
-    `on_task` is called when the upstream has made a task of the call, for a client that takes tasks itself.
+    `on_task` is called when the upstream has made a task of the call, for a client that takes tasks itself. `client`
+    names the session of the client that `ask` reaches: calls with the same name have one client. Empty if it has none.
     """
 
     capabilities: Json = field(default_factory=dict[str, Any])
@@ -38,6 +39,7 @@ class Interaction:
     answers: Json = field(default_factory=dict[str, Any])
     calls_again: bool = False
     on_task: Callable[[], None] | None = None
+    client: str = ""
 
 
 class Outbound(Protocol):

@@ -254,6 +254,13 @@ def _content(path: Path) -> bytes:
     is_flag=True,
     help="Tell it that clients show interfaces (MCP Apps): many servers have other tools for such clients.",
 )
+@click.option(
+    "--tasks",
+    type=click.Choice(["follow", "relay"]),
+    default="follow",
+    show_default=True,
+    help="Follow its tasks for every client, or let it make tasks only for clients that take tasks themselves.",
+)
 @_adding("mcp")
 def add_mcp(
     where: tuple[str, ...],
@@ -263,12 +270,14 @@ def add_mcp(
     questions: bool,
     logs: bool | None,
     apps: bool,
+    tasks: str,
 ) -> Json:
     """A Model Context Protocol server: the command that starts it, or its address."""
     config: Json = {} if protocol == "auto" else {"protocol": protocol}
     config |= {} if questions else {"questions": False}
     config |= {} if logs is None else {"logs": logs}
     config |= {"apps": True} if apps else {}
+    config |= {} if tasks == "follow" else {"tasks": tasks}
     if len(where) == 1 and where[0].startswith(("http://", "https://")):
         return {"url": where[0], **config}
     if any(not one.partition("=")[1] for one in env):

@@ -149,10 +149,11 @@ async def served(folder: Path, protocol: str) -> AsyncGenerator[str]:
     async with everything() as url:
         options = ("--no-prefix", "--allow-private", "--idempotency", "each")
         await cli("upstream", "add", "mcp", "everything", url, *options, "--protocol", protocol)
-        # The everything-server has no tasks; they exist in 2026-07-28 only.
+        # The everything-server has no tasks; they exist in 2026-07-28 only. A scenario wants a server to refuse clients
+        # without tasks, so Interlock must not follow tasks in their place.
         overlay = ("--overlay", str(SUITE / "jobs.yaml"), "--cwd", str(SUITE.parents[2]))
         jobs = ("--", sys.executable, "-m", "tests.upstreams.mcp_servers.jobs")
-        await cli("upstream", "add", "mcp", "jobs", *options, *overlay, *jobs)
+        await cli("upstream", "add", "mcp", "jobs", *options, "--tasks", "relay", *overlay, *jobs)
         token = (await cli("token", "issue", "--agent", "suite")).strip()
         await agree_in_advance(folder / "home")
         with warm.start(("serve", "--port", "0", "--no-grpc", "--json"), environment, folder) as server:

@@ -200,7 +200,7 @@ def main() -> None:
                     request,
                     {
                         "supportedVersions": ["2026-07-28"],
-                        "capabilities": {"tools": {"listChanged": True}},
+                        "capabilities": {"tools": {"listChanged": True}, "resources": {}, "prompts": {}},
                         "_meta": {"io.modelcontextprotocol/serverInfo": {"name": "scripted", "version": "2"}},
                     },
                 )

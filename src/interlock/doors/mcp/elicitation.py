@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
@@ -23,6 +24,8 @@ from interlock.doors.mcp.modern import MODERN
 News = asyncio.Queue[tuple[str, Json] | None]
 # Where a session of the handshake era remembers from which level on it hears logs.
 LEVEL = "interlock.level"
+# Where it remembers its own name, by which calls of one client are known.
+CLIENT = "interlock.client"
 MAX_WAITING = 1000
 
 # What an upstream may ask of a client, and how the modern era brings the answers.
@@ -45,7 +48,7 @@ def listening(ctx: Context, news: News) -> Interaction | None:
     able = asked or ALONE
     tell = partial(hear, news, "message")
     return Listening(
-        able.capabilities, able.ask, able.answers, able.calls_again, able.on_task, level=level, on_log=tell
+        able.capabilities, able.ask, able.answers, able.calls_again, able.on_task, able.client, level=level, on_log=tell
     )
 
 
@@ -62,7 +65,8 @@ def interaction(ctx: Context) -> Interaction | None:
     if not capabilities:
         return None
     if ctx.protocol_version != MODERN:
-        return Interaction(capabilities, ask=lambda method, params: _ask(ctx, method, params))
+        client = connection(ctx).state.setdefault(CLIENT, secrets.token_hex(16))
+        return Interaction(capabilities, ask=lambda method, params: _ask(ctx, method, params), client=client)
     sent = ctx.params or {}
     return Interaction(capabilities, None, {name: sent[name] for name in _ANSWERS if name in sent}, calls_again=True)
 

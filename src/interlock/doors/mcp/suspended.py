@@ -32,13 +32,13 @@ from pydantic import ValidationError
 from interlock.api.service import Service
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
-from interlock.call.mcp import Listening
+from interlock.call.mcp import INVALID_PARAMS, Listening
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
 from interlock.data.untrusted import members
-from interlock.doors.mcp.calling import INVALID_PARAMS, Calling, Fault, RunningCall, Wanted, not_made
+from interlock.doors.mcp.calling import Calling, Fault, RunningCall, Wanted, not_made
 from interlock.doors.mcp.context import Context
 from interlock.doors.mcp.elicitation import QUESTIONS, News, hear
 from interlock.doors.mcp.tasks import Tasks, takes_tasks

@@ -27,15 +27,13 @@ from pydantic import Field
 
 from interlock.api.service import Service
 from interlock.call.context import Caller
-from interlock.call.mcp import META, TASKS
+from interlock.call.mcp import INVALID_PARAMS, META, MISSING_CAPABILITY, TASKS
 from interlock.call.results import Result
 from interlock.core.clock import begun_ms, iso
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.data.untrusted import members
 from interlock.doors.mcp.calling import (
-    INVALID_PARAMS,
-    MISSING_CAPABILITY,
     Calling,
     Fault,
     RunningCall,

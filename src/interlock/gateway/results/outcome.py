@@ -21,6 +21,8 @@ _STATE_OF_CLASS: dict[ErrorClass, State] = {
     ErrorClass.PERMISSION_DENIED: "denied",
     ErrorClass.APPROVAL_REJECTED: "denied",
 }
+# Details of a failure by which an upstream says that it has not run the tool.
+_NOT_RUN = frozenset(("inputRequired", "requiredCapabilities"))
 # Failures of an upstream that leave open whether it made the change.
 _MAYBE_DONE = frozenset(("E3001", "E3502", "E3503"))
 
@@ -39,8 +41,8 @@ def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
         return None
     if not call.launched:
         return "released"
-    if call.tool.remote and "inputRequired" in (failure.details or {}):
-        return "released"  # the upstream did not run the tool yet: it asks first, and is then called again
+    if call.tool.remote and not _NOT_RUN.isdisjoint(failure.details or {}):
+        return "released"  # the upstream did not run the tool: it asks first, or serves other clients only
     manifest = call.tool.contract.manifest
     reported: list[Change] = [] if call.more.context is None else call.more.context.changes
     cut_off = state in ("timed_out", "canceled")

@@ -12,7 +12,7 @@ from typing import Any, cast
 import orjson
 
 from interlock.call.connector import Definition, Interaction, RemoteCall
-from interlock.call.mcp import INPUT_REQUIRED, INVALID_PARAMS, LOG_LEVELS, QUESTIONS, Listening
+from interlock.call.mcp import INPUT_REQUIRED, INVALID_PARAMS, LOG_LEVELS, MISSING_CAPABILITY, QUESTIONS, Listening
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.data.bounds import Shortener
@@ -241,8 +241,25 @@ def refusal(error: RpcError, call: RemoteCall | None) -> Failure:
     if error.code == INVALID_PARAMS:
         words = f"the upstream refused the arguments: {message}"
         return Failure("E3401", words, details=details, native_error_ref=error.native_ref)
+    if error.code == MISSING_CAPABILITY:
+        # INVARIANT: by the protocol the server has not run the tool, so the key of the call is free for another client.
+        needed = ", ".join(f"`{name}`" for name in _required(error.data)) or "what the message names"
+        return Failure(
+            "E3411",
+            f"the upstream serves this only to clients that can do more: {message}",
+            details={**details, "requiredCapabilities": _required(error.data)},
+            resolution=f"make the call with an MCP client that declares {needed}",
+            native_error_ref=error.native_ref,
+        )
     words = f"the upstream answered with an error: {message}"
     return Failure("E3502", words, details={**details, "sent": True}, native_error_ref=error.native_ref)
+
+
+def _required(data: Any) -> list[str]:
+    """Return the names of the capabilities and extensions that a server wants its client to declare."""
+    wanted = members(members(data).get("requiredCapabilities"))
+    names = [*(name for name in wanted if name != "extensions"), *members(wanted.get("extensions"))]
+    return [name[:MAX_NAME] for name in names[:_MOST_PARTS]]
 
 
 def _error_data(error: RpcError) -> Json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import pydantic
 
@@ -21,6 +22,8 @@ class McpConfig(ConfigPart):
     whether its log messages during a call are passed on to clients that want them; each such caller then has a
     conversation of their own, so by default this is done only by `url`, where that costs no process. `apps`: whether
     the extension for MCP Apps is declared to the server; many servers list other tools to clients that declare it.
+    `tasks`: whether tasks of the server are followed for every client (`follow`), or the server may make tasks only of
+    the calls of clients that take tasks themselves (`relay`); it then refuses others where it cannot answer otherwise.
     `send_caller`: whether each call says for whom it is made, in its `_meta` and, by `url`, in headers; by default, a
     program of one's own and a server on one's own networks (`allow_private`) are told.
     """
@@ -36,6 +39,7 @@ class McpConfig(ConfigPart):
     questions: bool = True
     logs: bool | None = None
     apps: bool = False
+    tasks: Literal["follow", "relay"] = "follow"
     allow_private: bool = False
     tls: Tls = Tls()
     max_response_bytes: int = pydantic.Field(MAX_BYTES, ge=1, le=1_073_741_824)

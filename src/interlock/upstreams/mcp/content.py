@@ -68,7 +68,8 @@ class Content:
         wanted, within_s = shared, LIST_S
         if able := answerable(interaction, passed_on=self._config.questions):
             within_s = ANSWER_S
-            own = Conversation({}, able, None, caller, handshake=session.server.modern)
+            client = self._sessions.client_of(interaction)
+            own = Conversation({}, able, None, caller, handshake=session.server.modern, client=client)
             in_the_middle = session.server.modern and not interaction.calls_again
             if (
                 in_the_middle and await self._sessions.speaks_both(own, LIST_S) is not None

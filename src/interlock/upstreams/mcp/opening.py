@@ -38,6 +38,9 @@ class Conversation:
     caller: Caller | None = None
     # Whether a server that speaks both eras is spoken to in the handshake era.
     handshake: bool = False
+    # The client's own session, if it is of one client alone. The number of a conversation that carries one call at a
+    # time; 0 for one that carries any number.
+    client: str = ""
     number: int = 0
 
     @property
@@ -47,8 +50,13 @@ class Conversation:
         owner = None if one is None else [one.tenant, one.id, one.acting]
         if not self.lent and owner is None:
             return ""
-        facts = [self.lent, self.capabilities, self.level, owner, self.handshake, self.number]
+        facts = [self.lent, self.capabilities, self.level, owner, self.handshake, self.client, self.number]
         return hashlib.sha256(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+    @property
+    def mixed(self) -> bool:
+        """Whether it may carry calls of several clients that can be asked, whose questions must say whose they are."""
+        return bool(self.capabilities) and not self.client and not self.number
 
 
 # The conversation of all callers, where no credentials are lent.
@@ -105,6 +113,7 @@ class Opener:
                 on_change=self._on_change,
                 on_list=self._list_changed,
                 on_doubt=self._on_doubt,
+                mixed=wanted.mixed,
             )
 
         session = await (greet("handshake") if wanted.handshake else self._greeted(greet))

@@ -18,6 +18,7 @@ from interlock.upstreams.mcp.protocol import RpcError, Server
 _INTERNAL_ERROR = -32603
 # The error of a client whose user refused a request for sampling: an answer, like `decline` of an elicitation.
 USER_REJECTED = -1
+NOBODY_ASKED = "nobody was asked: "
 
 
 class Questions:
@@ -29,7 +30,7 @@ class Questions:
         self._interaction = interaction
         self._passed_on = passed_on
         self._unanswered: tuple[str, str, str] | None = None
-        self._doubt = ""
+        self._doubt: tuple[str, str] | None = None
 
     async def put(self, method: str, params: Json) -> Json:
         """Return the client's answer to a question. Raises RpcError, for the server, if there is none."""
@@ -53,11 +54,16 @@ class Questions:
     def _without_answer(self, code: int, method: str, why: str, advice: str) -> RpcError:
         if self._unanswered is None:
             self._unanswered = (method, why, advice)
-        return RpcError(code, f"nobody was asked: {why}", None)
+        return RpcError(code, f"{NOBODY_ASKED}{why}", None)
 
-    def doubt(self, method: str) -> None:
-        """Note that a question came which may be of this call or of another."""
-        self._doubt = method
+    @property
+    def client(self) -> str:
+        """The session of the client that is asked; empty if it has none."""
+        return self._interaction.client
+
+    def doubt(self, method: str, why: str) -> None:
+        """Note that a question came, without an answer, which may be of this call or of another."""
+        self._doubt = (method, why)
 
     def explain(self, failure: Failure) -> Failure:
         """Return the failure of a call whose server answered with an error: its cause is the question without answer,
@@ -69,19 +75,39 @@ class Questions:
             words = f"the upstream asked a question (`{method}`) that nobody was asked: {why}; then {failure.message}"
             details = {**details_given, "unanswered": {"method": method, "reason": why}}
             return Failure("E3411", words, details=details, resolution=advice)
-        if self._doubt:
-            why = "it came while several calls were under way, and nothing says to which it belongs"
-            details = {**details_given, "unanswered": {"method": self._doubt, "reason": why}}
-            words = f"{failure.message}; the upstream also asked a question (`{self._doubt}`) that nobody was asked"
+        if self._doubt is not None:
+            method, why = self._doubt
+            details = {**details_given, "unanswered": {"method": method, "reason": why}}
+            words = f"{failure.message}; the upstream also asked a question (`{method}`) that nobody was asked"
             return failure.saying(f"{words}: {why}", details)
         return failure
 
 
+async def put_for_one_of(possible: Sequence[Questions], method: str, params: Json) -> Json:
+    """Put a question that belongs to one of these calls. Raises RpcError, for the server, if there is no answer.
+
+    INVARIANT: it is put only if all of them have the same client, to which it then belongs, whichever call raised it.
+    The server matches answers with its questions by their ids, so each call gets its own.
+    """
+    clients = {one.client for one in possible}
+    if not possible or (len(possible) > 1 and (len(clients) > 1 or "" in clients)):
+        raise unclear(method, possible)
+    *others, latest = possible
+    try:
+        return await latest.put(method, params)
+    except RpcError as error:
+        if error.code != USER_REJECTED:
+            for one in others:
+                one.doubt(method, error.message.removeprefix(NOBODY_ASKED))
+        raise
+
+
 def unclear(method: str, possible: Sequence[Questions]) -> RpcError:
-    """Return the error for a question that may be of several calls, or of none."""
+    """Return the error for a question that may be of several clients, or of none."""
+    why = "it came while several calls were under way, and nothing says to which it belongs"
     for one in possible:
-        one.doubt(method)
-    return RpcError(_INTERNAL_ERROR, "nobody was asked: it is not clear to which call the question belongs", None)
+        one.doubt(method, why)
+    return RpcError(_INTERNAL_ERROR, f"{NOBODY_ASKED}it is not clear to which call the question belongs", None)
 
 
 def answerable(interaction: Interaction, *, passed_on: bool) -> Json:

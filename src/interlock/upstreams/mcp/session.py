@@ -5,8 +5,8 @@ The session does not know how messages travel; a `Wire` does (`pipes`, `http`). 
 subscription; before it, a handshake did so once and the server sends changes unasked.
 
 Nothing that arrives is trusted: an answer without a request or a line that is not a message changes nothing. A question
-belongs to the request on whose stream it came or, where the wire has no streams, to the one that is under way; if there
-are several, nobody is asked, see `questions`.
+belongs to the request on whose stream it came. One that came outside of these streams, or on a wire without streams,
+belongs to one of those under way; if they may have several clients, nobody is asked, see `questions`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from interlock.data.untrusted import members, strings, text_in
 from interlock.upstreams.children import Crashed
 from interlock.upstreams.mcp.negotiation import agree
 from interlock.upstreams.mcp.protocol import ABOUT_US, LIST_S, UNSENT, Era, Progress, RpcError, Server, Wire
-from interlock.upstreams.mcp.questions import Questions, unclear
+from interlock.upstreams.mcp.questions import Questions, put_for_one_of, unclear
 from interlock.upstreams.response_limits import addressee
 
 _log = logging.getLogger("interlock.upstreams.mcp")
@@ -33,6 +33,7 @@ _log = logging.getLogger("interlock.upstreams.mcp")
 MAX_PAGES = 1000
 MAX_LISTED = 10_000
 MAX_QUESTIONS = 1000
+WITHDRAW_S = 2.0
 LISTEN_PAUSE_S = (1.0, 60.0)
 _NEGOTIATION = frozenset({"initialize", "server/discover"})
 _CHANGES = {f"notifications/{kind}/list_changed": kind for kind in ("tools", "resources", "prompts")}
@@ -70,6 +71,7 @@ class Session:
         on_change: Callable[[], None],
         on_list: Callable[[str], None] | None = None,
         on_doubt: Callable[[], None] | None = None,
+        mixed: bool = False,
     ) -> None:
         self.server = Server("")
         self.capabilities = dict(capabilities)
@@ -77,6 +79,7 @@ class Session:
         self._on_change = on_change
         self._on_list = on_list
         self._on_doubt = on_doubt
+        self._mixed = mixed
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._watched: dict[str, Callable[[], None]] = {}
@@ -85,6 +88,7 @@ class Session:
         self._listing: asyncio.Task[list[Any]] | None = None
         self._subscribing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._withdrawals: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._wire: Wire | None = None
@@ -100,14 +104,21 @@ class Session:
         on_change: Callable[[], None],
         on_list: Callable[[str], None] | None = None,
         on_doubt: Callable[[], None] | None = None,
+        mixed: bool = False,
     ) -> Session:
         """Connect and negotiate a version. `extensions` are declared whatever a request needs. `on_list` is called with
-        the list that changed: tools, resources or prompts; `on_doubt` when a question could belong to several calls.
+        the list that changed: tools, resources or prompts; `on_doubt` when a question could belong to several clients.
+        `mixed`: whether the calls in it may have several clients that can be asked.
 
         Raises E3502 if there is no common version; Crashed if the server ended meanwhile.
         """
         session = cls(
-            capabilities=capabilities, extensions=extensions, on_change=on_change, on_list=on_list, on_doubt=on_doubt
+            capabilities=capabilities,
+            extensions=extensions,
+            on_change=on_change,
+            on_list=on_list,
+            on_doubt=on_doubt,
+            mixed=mixed,
         )
         wire = session._wire = await connect(session)
         wire.ended.add_done_callback(session._break_off)
@@ -146,6 +157,9 @@ class Session:
                     await self._idle.wait()
             except TimeoutError:
                 pass  # they were given their time
+        if self._withdrawals and not self.ended.done():
+            # A server that is not told goes on with calls that nobody waits for.
+            await asyncio.wait(self._withdrawals, timeout=WITHDRAW_S)
         while tasks := list(self._tasks):
             for task in tasks:
                 task.cancel()
@@ -354,7 +368,9 @@ class Session:
     def _withdraw(self, number: int, method: str, reason: str) -> None:
         if method in _NEGOTIATION or self.ended.done():
             return
-        self._spawn(self.notify("notifications/cancelled", {"requestId": number, "reason": reason}))
+        telling = self._spawn(self.notify("notifications/cancelled", {"requestId": number, "reason": reason}))
+        self._withdrawals.add(telling)
+        telling.add_done_callback(self._withdrawals.discard)
 
     async def _send(self, message: Json, headers: dict[str, str]) -> None:
         sending = self.wire.send(message, headers)
@@ -508,22 +524,23 @@ class Session:
             raise RpcError(METHOD_NOT_FOUND, "this client does not offer that", None)
         # INVARIANT: a question reaches the client whose call raised it, if that declared that it can be asked, or it
         # fails. It is never answered in the place of a person who was not asked.
-        owners = self._owners(of)
-        if len(owners) == 1 and owners[0].questions is not None:
-            return await owners[0].questions.put(method, params)
-        if len(owners) > 1 and self._on_doubt is not None:
+        possible = [one.questions for one in self._owners(of) if one.questions is not None]
+        if of is not None or not self._mixed:
+            return await put_for_one_of(possible, method, params)
+        if self._on_doubt is not None:
             self._on_doubt()
-        raise unclear(method, [one.questions for one in owners if one.questions is not None])
+        raise unclear(method, possible)
 
     def _break_off(self, ended: asyncio.Future[str]) -> None:
         for waiting in self._pending.values():
             if not waiting.answer.done():
                 waiting.answer.set_exception(Failure("E3502", ended.result(), details={"sent": True}))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _expire(answer: asyncio.Future[Json]) -> None:

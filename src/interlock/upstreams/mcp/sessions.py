@@ -5,10 +5,17 @@ conversation is opened with them and must never serve anybody else. In the hands
 questions that the client can answer, and a server may ask or log something that does not say to which call it belongs.
 A caller who can be asked or listens therefore has conversations of their own.
 
-Over HTTP, a question comes on the stream of the call that raised it, so one conversation carries any number of calls.
-Over pipes, and with a server that asks outside of these streams, a conversation that can be asked carries one call at a
-time; further calls of the caller have a further conversation, up to `PER_CALLER`, then wait. All of them are bounded in
-number and closed when they were not used for a while.
+A question comes on the stream of the call that raised it, outside of these streams, or, over pipes, without a stream.
+In the first case one conversation carries any number of calls. For the others, whose question it is must be known:
+
+    by URL, a client with a session     has a conversation of its own, so each question in it is for this client
+    by URL, a client without a session  has a conversation for each call. Beyond `PER_CALLER_BY_URL` calls at a time the
+                                        rest share one, in which a question outside of a stream fails; after the first
+                                        such question calls wait for a free conversation instead
+    over pipes                          each call has a process, up to `PER_CALLER`, then waits: processes cost more
+                                        than conversations, so those of a caller's clients are used again
+
+All of them are bounded in number and closed when they were not used for a while.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from interlock.call.connector import Interaction
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
@@ -38,6 +46,7 @@ _log = logging.getLogger("interlock.upstreams.mcp")
 MAX_SESSIONS = 32
 MAX_SESSIONS_BY_URL = 256  # these cost no process
 PER_CALLER = 4
+PER_CALLER_BY_URL = 16
 IDLE_S = 300.0
 DRAIN_S = 30.0
 # The limit of a health request is five seconds; this one must expire first.
@@ -47,10 +56,14 @@ PROBE_S = 4.5
 class _Lanes:
     """The conversations of one caller that carry one call at a time: which are free, and who waits for one."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.users = 0
-        self._free = list(range(PER_CALLER))
-        self._room = asyncio.Semaphore(PER_CALLER)
+        self._free = list(range(1, most + 1))
+        self._room = asyncio.Semaphore(most)
+
+    @property
+    def full(self) -> bool:
+        return self._room.locked()
 
     async def enter(self, within_s: float) -> int:
         """Return the number of a free one, the lowest: it knows most of what the caller did before."""
@@ -97,8 +110,8 @@ class Sessions:
         self._lanes: dict[str, _Lanes] = {}
         # Whether a server of the modern era may speak the handshake era too.
         self._may_be_both = config.protocol == "auto"
-        # Whether a conversation that can be asked carries one call at a time.
-        self._one_at_a_time = config.url is None
+        # Whether calls that share a conversation could get each other's questions.
+        self._asks_aside = config.url is None
 
     def _complain(self, reason: str) -> None:
         _log.error("%s: %s", self._name, reason)
@@ -125,14 +138,19 @@ class Sessions:
     @asynccontextmanager
     async def lease(self, wanted: Conversation, within_s: float) -> AsyncGenerator[Supervisor[Session]]:
         """A conversation for one call, which no other call uses meanwhile if its questions could not be told apart."""
-        if not wanted.capabilities or not self._one_at_a_time:
+        if not wanted.capabilities or wanted.client:
             yield self.slot(wanted)
             return
-        lanes = self._lanes.setdefault(wanted.key, _Lanes())
+        most = PER_CALLER if self._config.url is None else PER_CALLER_BY_URL
+        lanes = self._lanes.get(wanted.key) or _Lanes(most)
+        if lanes.full and not self._asks_aside:
+            yield self.slot(wanted)
+            return
+        self._lanes[wanted.key] = lanes
         try:
             number = await lanes.enter(within_s)
         except TimeoutError:
-            why = f"has {PER_CALLER} calls of this caller under way, each of which may ask questions"
+            why = f"has {most} calls of this caller under way, each of which may ask questions"
             raise wire.unreached(self._name, why, retry_after_ms=1000) from None
         slot: Supervisor[Session] | None = None
         try:
@@ -164,8 +182,12 @@ class Sessions:
             return None
 
     def _in_doubt(self) -> None:
-        """Give each call a conversation, from now on: this server asks outside of the streams of its answers."""
-        self._one_at_a_time = True
+        """Let calls wait for a conversation of their own from now on: this server asks outside of their streams."""
+        self._asks_aside = True
+
+    def client_of(self, interaction: Interaction) -> str:
+        """Return the session of a client that has conversations of its own; empty if it has none."""
+        return "" if self._config.url is None else interaction.client
 
     # Letting go
 

@@ -82,9 +82,10 @@ class ToolCalls:
     ) -> Conversation:
         """Return the conversation for a client that can be asked or wants the log; the shared one if that will do."""
         level = None if listens is None else listens.level
+        client = self._sessions.client_of(call.interaction) if able else ""
         if not session.server.modern:
-            return Conversation(lent, able, level, call.caller)
-        pushed = Conversation(lent, able, level, call.caller, handshake=True)
+            return Conversation(lent, able, level, call.caller, client=client)
+        pushed = Conversation(lent, able, level, call.caller, handshake=True, client=client)
         if able and not call.interaction.calls_again and await self._takes_pushed(pushed, call):
             return pushed
         return Conversation(lent) if listens is None else Conversation(lent, {}, level, call.caller)
@@ -142,6 +143,10 @@ class ToolCalls:
 
         return await follow(created, send, lambda name: session.cancel_task(name, able), call, questions)
 
+    def _takes_tasks(self, interaction: Interaction) -> bool:
+        """Whether the server may make a task of a call: because its client takes tasks, or because we follow them."""
+        return self._config.tasks == "follow" or interaction.on_task is not None
+
     @staticmethod
     def _declared(call: RemoteCall, *, tasks: bool) -> Json:
         """Return the capabilities to announce to a server of the modern era: the client's, and our own."""
@@ -188,7 +193,7 @@ class ToolCalls:
             progress=call.progress,
             questions=questions,
             on_log=on_log,
-            capabilities=self._declared(call, tasks=server.extends(TASKS)),
+            capabilities=self._declared(call, tasks=server.extends(TASKS) and self._takes_tasks(call.interaction)),
             noted=call.reported,
         )
 

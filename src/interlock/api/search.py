@@ -196,27 +196,28 @@ class Search:
                 self._opened = True
 
     async def _open(self) -> None:
-        from interlock.search.embedders import opened
-        from interlock.search.remembered import Remembered
-
         settings, home = self._parts.settings, self._parts.home.path
 
         async def key() -> str | None:
             name = settings.search_encoder_secret
             return (await self._parts.authority.secret_texts(name))[0] if name else None
 
-        self._embedder = await opened(settings.search_encoder, home, key)
+        if await DEFINITIONS.run(_needs_encoder, settings.search_encoder):
+            from interlock.search.embedders import opened
+            from interlock.search.remembered import Remembered
+
+            self._embedder = await opened(settings.search_encoder, home, key)
+            if self._embedder is not None:
+                self._remembered = Remembered(home / "search", self._embedder.model)
         self._index = await DEFINITIONS.run(_index, settings.search_encoder, self._embedder)
-        if self._embedder is not None:
-            self._remembered = Remembered(home / "search", self._embedder.model)
 
     async def _asked(self, query: str, caller: Caller, apps: bool) -> tuple[Floats | None, str | None]:
         """The vectors of a request where the index does not make them itself, or why there are none."""
+        if self._embedder is None:
+            return None, None if self._parts.settings.search_encoder != "none" else "the setting search_encoder is none"
         from interlock.search.embedders import Away
         from interlock.search.index import texts_of
 
-        if self._embedder is None:
-            return None, None if self._parts.settings.search_encoder != "none" else "the setting search_encoder is none"
         now = self._parts.clock.monotonic()
         if self._away is not None and now < self._away[0]:
             return None, self._away[1]
@@ -263,6 +264,13 @@ class Search:
                     return
                 await DEFINITIONS.run(remembered.put, new, vectors)
             await DEFINITIONS.run(_place, self._index, [tool for tool, _ in some], remembered.get(texts))
+
+
+def _needs_encoder(setting: str) -> bool:
+    """Whether vectors come from elsewhere than the table of this package: only then are encoders and clients loaded."""
+    from interlock.search.packaged import installed
+
+    return setting not in ("table", "none") and (setting != "auto" or installed() is not None)
 
 
 def _index(setting: str, embedder: Embedder | None) -> Index:

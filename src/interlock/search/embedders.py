@@ -19,7 +19,8 @@ from interlock.core.threads import DEFINITIONS, WALKS, Threads
 from interlock.net.outgoing import Outgoing, Trouble, Unanswered
 
 from .index import Floats
-from .onnx import NEAR, SHARE, OnnxEncoder, installed
+from .onnx import NEAR, SHARE, OnnxEncoder
+from .packaged import installed
 from .vectors import MOST_NUMBERS, checked
 
 # How many texts are sent to a service at once, and how long it may take.

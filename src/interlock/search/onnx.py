@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Sequence
 from hashlib import sha256
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -22,7 +21,6 @@ from .index import Floats
 from .vectors import checked
 from .wordpiece import WordPiece
 
-GROUP: Final = "interlock.search_encoders"
 MOST_PIECES: Final = 128
 # How vectors of a model count of which nothing is stated. What is near differs between models, so all tools are.
 SHARE: Final = 0.5
@@ -74,13 +72,6 @@ def _runtime() -> Any:
     import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
 
     return cast("Any", onnxruntime)
-
-
-def installed() -> Path | None:
-    """The folder of the encoder package that is installed, if there is one: `interlock-search-encoder`."""
-    for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
-        return Path(point.load()())
-    return None
 
 
 def _stated(folder: Path) -> dict[str, Any]:

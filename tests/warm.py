@@ -37,7 +37,6 @@ from typing import IO, Any, NoReturn
 import cedarpy
 import pydantic
 from cryptography.hazmat.primitives.asymmetric import ed25519
-from rich.cells import cell_len
 
 import interlock.cli
 from interlock.privacy.redact import RedactionRules, Redactor
@@ -47,7 +46,7 @@ from tests.support import forked, postgres
 # What commands import when they need it, loaded once here. Each leaves the process with a single thread.
 LOADED = (
     "cedarpy", "cryptography.hazmat.primitives.asymmetric.ed25519", "cryptography.hazmat.primitives.serialization",
-    "cryptography.hazmat.primitives.ciphers.aead", "rich.table", "alembic.command",
+    "cryptography.hazmat.primitives.ciphers.aead", "alembic.command",
     "alembic.runtime.migration", "sqlalchemy", "interlock.api.interlock", "interlock.api.scratch",
     "interlock.audit.chain", "interlock.audit.exported", "interlock.executors.sandbox.supervisor",
     "interlock.gateway.isolation", "interlock.registry.admission", "interlock.registry.retirement",
@@ -333,7 +332,6 @@ def _build() -> None:
             with suppress(TypeError):  # it compiles the real one, which knows no such parameter
                 record.__init__(None, **{"": None})
     Redactor(RedactionRules())
-    cell_len("…")  # loads the widths of characters
     key = ed25519.Ed25519PrivateKey.generate()
     key.public_key().verify(key.sign(b""), b"")
     cedarpy.policies_to_json_str("permit (principal, action, resource);")

@@ -5,6 +5,7 @@ These tests hold the packages that are loaded, not the time that it takes.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -34,7 +35,7 @@ finally:
     others = {name for name in others if not name.startswith("_")} - {"interlock", "distutils-precedence"}
     heavy = {"asyncio", "ssl", "email"} & sys.modules.keys()
     print(" ".join(sorted(others | heavy)), file=sys.stderr)
-    print(" ".join(sorted({".".join(name.split(".")[:2]) for name in own})), file=sys.stderr)
+    print(" ".join(sorted(own)), file=sys.stderr)
 """
 CALL = {
     "invocation_id": "01JC", "at": "2026-07-01T12:00:00.000Z", "tool": "demo.post@1.0.0", "caller": "did:web:a:bot",
@@ -78,6 +79,12 @@ def server() -> Iterator[str]:
 
 def loaded(home: Path, *words: str) -> tuple[str, set[str], set[str]]:
     """Run a command: its output, the packages of others that it loaded, and those of Interlock."""
+    said, others, own = modules(home, *words)
+    return said, others, {".".join(name.split(".")[:2]) for name in own}
+
+
+def modules(home: Path, *words: str) -> tuple[str, set[str], set[str]]:
+    """The same with every module of Interlock."""
     environment = {**os.environ, "INTERLOCK_HOME": str(home)}
     if "--server" in words:
         environment["INTERLOCK_TOKEN"] = "token"
@@ -114,7 +121,7 @@ def test_lists_of_a_server_load_no_model_and_no_part_of_the_gateway(
 ) -> None:
     said, others, own = loaded(tmp_path, "--server", server, *words.split())
     assert row <= set(said.splitlines()[1].split())
-    assert others == {"asyncio", "click", "email", "orjson", "rich", "ssl"}
+    assert others == {"asyncio", "click", "email", "orjson", "ssl"}
     assert own == BARE | {"interlock.core", "interlock.data"}
 
 
@@ -139,7 +146,7 @@ def test_commands_that_read_a_data_directory_read_the_database_alone(cli: Cli) -
     for words in READS:
         asked = words.replace("CALL", ticket["invocation_id"]).replace("TICKET", ticket["id"])
         _, others, own = loaded(cli.home, *asked.split())
-        assert others <= {"click", "cryptography", "orjson", "rich"}, words
+        assert others <= {"click", "cryptography", "orjson"}, words
         assert not own & (GATEWAY | {"interlock.settings", "interlock.telemetry"}), words
 
 
@@ -167,6 +174,35 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(cli:
     _, others, own = loaded(cli.home, *words.split())
     assert not others & (SELDOM | {"numpy"})
     assert not own & {"interlock.doors", "interlock.http", "interlock.trials"}
+
+
+# These open the data directory and make no call: nothing that runs a tool is loaded, nor the module that a tool is in.
+@OF_A_FILE
+@pytest.mark.parametrize(
+    ("words", "most"), [("health", 235), ("policy explain me demo.post", 245), ("tools search balance", 245)]
+)
+def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(cli: Cli, words: str, most: int) -> None:
+    _, others, own = modules(cli.home, *words.split())
+    for part in ("api.wiring.gateway", "gateway.invoke", "gateway.execute", "gateway.approval.review", "executors"):
+        assert f"interlock.{part}" not in own
+    assert not {"interlock.demo_tools", "interlock.contract.declare", "interlock.search.embedders"} & own
+    assert not {"httptools", "idna", "jsonschema_rs", "rich"} & others
+    assert len(own) <= most
+
+
+def test_a_gateway_that_is_built_late_raises_the_alerts_of_its_limits(cli: Cli) -> None:
+    """The limits of what runs tools are watched from the first call on, those of the data directory before."""
+
+    async def limits() -> tuple[set[str], set[str]]:
+        async with Interlock.open(cli.home, housekeeping=False) as app:
+            before = set(app.telemetry.alerts.levels())
+            assert (await app.call("demo.balance", account="cash")).state == "succeeded"
+            return before, set(app.telemetry.alerts.levels())
+
+    before, after = asyncio.run(limits())
+    assert "hung tool threads" not in before
+    assert before < after
+    assert "hung tool threads" in after
 
 
 # These open the data directory, and read no contract.

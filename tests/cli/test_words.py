@@ -157,19 +157,42 @@ def test_the_shell_completes_the_names_of_tools(cli: Cli) -> None:
     assert "_INTERLOCK_COMPLETE=bash_source" in cli("--help").out
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({"TERM": "xterm", "NO_COLOR": "1"}, False)],
+)
+def test_a_page_aligns_columns_of_any_script_and_has_colours_on_a_terminal_that_shows_them(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], coloured: bool
+) -> None:
+    from interlock.cli.render import GOOD, Page
+
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    rows = [("ab", GOOD), ("日本", "wide"), ("e\u0301e\u0301", "two accents"), ("a\tb", "a tab")]
+    expected = ["ab     ✓", "日本   wide", "e\u0301e\u0301     two accents", "a b    a tab"]
+    piped, terminal = io.StringIO(), Terminal()
+    for stream in (piped, terminal):
+        Page(stream).table(rows)
+    assert piped.getvalue().splitlines() == expected
+    shown = terminal.getvalue().splitlines()
+    assert shown == [expected[0].replace("✓", "\x1b[32m✓\x1b[0m") if coloured else expected[0], *expected[1:]]
+
+
 def test_a_table_that_does_not_fit_a_narrow_terminal_has_a_line_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     from interlock.cli.render import Page
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
 
     rows = [("10:14:03", "01JCXK2M4Q8Z01JCXK2M4Q8Z01", "demo.statements@1.0.0", "succeeded", "", "ann")]
     head = ("when", "call", "tool", "state", "source", "caller")
     shown = dict[int, list[str]]()
     for columns in (60, 100):
         monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setenv("LINES", "40")  # a dumb terminal has 80 columns unless both are given
         monkeypatch.setenv("NO_COLOR", "1")
         monkeypatch.setenv("TERM", "dumb")
         stream = Terminal()

@@ -21,7 +21,7 @@ from grpc.aio import AioRpcError
 from interlock import Failure, Interlock
 from interlock.api import search as module
 from interlock.api.search import SearchAnswer
-from interlock.search import onnx
+from interlock.search import packaged
 from interlock.search.index import Index, IndexedTool
 from interlock.search.onnx import OnnxEncoder
 from interlock.search.table import shipped
@@ -215,7 +215,7 @@ def site(tmp_path: Path) -> Path:
 
 async def test_the_package_is_built_found_and_used(home: Path, site: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
-    assert onnx.installed() == site / "interlock_search_encoder"
+    assert packaged.installed() == site / "interlock_search_encoder"
     async with _office(home, "auto") as app:
         found = await app.search("bill the client", by="meaning")
         assert (_first(found), found.by) == ("office.create_invoice", "meaning")

@@ -25,4 +25,4 @@ def of(samples: Samples, name: str, **labels: str) -> float:
 
 
 async def render(app: Interlock) -> Samples:
-    return scraped(await app.gateway.telemetry.metrics.render())
+    return scraped(await app.telemetry.metrics.render())

@@ -84,7 +84,7 @@ class Admissions:
         unit = admission.publish(manifest, digest, origin, evidence, by.acting, source, code)
         new = await parts.journal.commit(unit)
         if new:
-            parts.gateway.observer.mention("tool.declared", "", ref, digest=digest, by=by.acting)
+            parts.observer.mention("tool.declared", "", ref, digest=digest, by=by.acting)
         await parts.catalog.look()
         parts.catalog.attach(tool)
         return Admission(ref, verdict, new, trial)

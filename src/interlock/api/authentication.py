@@ -18,7 +18,7 @@ class Authentication:
 
     def __init__(self, parts: Parts) -> None:
         self._authority = parts.authority
-        self.refusals = Refusals(parts.gateway.telemetry)
+        self.refusals = Refusals(parts.telemetry)
 
     def known(self, authorization: str | None) -> Caller | None:
         """The caller of an `Authorization` header that was verified before; None where `authenticate` must."""

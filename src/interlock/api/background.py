@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
     from interlock.gateway.approval.resume import ApprovedCalls
-    from interlock.gateway.approval.review import Reviews
     from interlock.registry.retirement import Milestone
     from interlock.settings import Settings
     from interlock.store.home import Home
@@ -54,8 +53,8 @@ class BackgroundTasks:
         journal: Store,
         clock: Clock,
         settings: Settings,
-        approvals: Reviews,
-        approved_calls: ApprovedCalls,
+        sweep_tickets: Callable[[], Awaitable[None]],
+        approved_calls: Callable[[], ApprovedCalls],
         courier: Courier,
         upstreams: Callable[[], Upstreams],
         announce: Callable[..., None],
@@ -71,7 +70,7 @@ class BackgroundTasks:
         self._journal = journal
         self._clock = clock
         self._settings = settings
-        self._approvals = approvals
+        self._sweep = sweep_tickets
         self._approved_calls = approved_calls
         self._courier = courier
         self._upstreams = upstreams
@@ -97,7 +96,7 @@ class BackgroundTasks:
         supervisor.every("pieces of payloads", TICKETS_EVERY_S, self._remove_pieces)
         supervisor.every("tickets", TICKETS_EVERY_S, self._sweep_tickets)
         if self._settings.resume_approved:
-            supervisor.every("approved calls", TICKETS_EVERY_S, self._approved_calls.resume_all)
+            supervisor.every("approved calls", TICKETS_EVERY_S, self._resume_approved)
         if self._settings.backup_to is not None and self._settings.resume_approved:  # in a server, not in a command
             supervisor.every("backups", BACKUP_EVERY_S, self._back_up_if_due)
         supervisor.every("signing of the journal", TICKETS_EVERY_S, self._sign_journal)
@@ -183,8 +182,11 @@ class BackgroundTasks:
         await self._release_pieces(self._alive)
         await remove_pieces(self._journal)
 
+    async def _resume_approved(self) -> None:
+        await self._approved_calls().resume_all()
+
     async def _sweep_tickets(self) -> None:
-        await self._approvals.sweep()
+        await self._sweep()
         await self._courier.wake()
 
     async def _sign_journal(self) -> None:

@@ -58,7 +58,7 @@ class Blocked:
         row, parts = version.row, self._parts
         if not self._tools.sees(self.caller, version):
             return "role_not_allowed", "the token or the scopes of the caller do not cover it"
-        if parts.gateway.quarantine.holds(row.digest):
+        if parts.quarantine.holds(row.digest):
             return "feature_disabled", "it is in quarantine"
         if self._tools.denials.every_call(self.caller, version):
             return "policy_blocked", "the policy forbids every call of it"

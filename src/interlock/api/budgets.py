@@ -74,7 +74,7 @@ async def charge(parts: Parts, task: str, *, part: str, amount: float, session: 
     )
     for overrun in await parts.journal.commit(unit):
         facts = {"alert": "BUDGET_OVERRUN", "task": task, **overrun.document()}
-        parts.gateway.observer.announce("tool.alert", "", "", **facts)
+        parts.observer.announce("tool.alert", "", "", **facts)
 
 
 def overview(parts: Parts, within: Within) -> list[Json]:

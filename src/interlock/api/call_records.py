@@ -47,7 +47,7 @@ class CallRecords:
             return await parts.remote_cancel.cancel(call_id, owner, reason)
         answer = parts.gateway.cancellation.cancel(call_id, reason)
         if answer == "finished" and reason == "discard":
-            await parts.journal.commit(parts.gateway.storage.payloads.discard(call_id))
+            await parts.journal.commit(parts.storage.payloads.discard(call_id))
         return answer
 
     async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace_id: str | None = None) -> Result:
@@ -77,7 +77,7 @@ class CallRecords:
             raise Failure("E3702", f"no payload `{ref}`")
         if not await self._is_own(found.call, by):
             raise Failure("E3702", f"no payload `{ref}`")
-        body = await parts.gateway.storage.payloads.read(ref)
+        body = await parts.storage.payloads.read(ref)
         if body is None:
             why = await parts.journal.read(lambda reader: payloads.reason(reader, ref))
             raise Failure("E3702", f"the payload `{ref}` is gone: {why}")
@@ -94,7 +94,7 @@ class CallRecords:
         E3702 if the call is not on record. Values are as they were, private ones too: callers redact them.
         """
         parts = self._parts
-        stored = await parts.gateway.storage.inputs.find(call_id)
+        stored = await parts.storage.inputs.find(call_id)
         if stored is not None:
             return lambda: inputs.read(stored())
         closed = await self._closed(call_id)

@@ -185,7 +185,7 @@ class Calls:
             "outcome": facts.get("outcome"),
             "artifacts": facts.get("artifacts", []),
             "handoffs": facts.get("handoffs", []),
-            "persistence": await persistence_of(facts, self._parts.gateway.storage.payloads),
+            "persistence": await persistence_of(facts, self._parts.storage.payloads),
             **evidence(history),
         }
 
@@ -208,7 +208,7 @@ class Calls:
         await self.status(call_id, caller)
         facts = facts_in(await self._parts.ownership.history(call_id))
         trace_id = str(facts.get("traceId") or "")
-        telemetry, own = self._parts.gateway.telemetry, self._parts.ownership
+        telemetry, own = self._parts.telemetry, self._parts.ownership
         reached = telemetry.traced_calls(trace_id, caller)
         if "audit:read" not in caller.scopes:
             reached = {one for one in reached if await own.has_call(caller, one)}

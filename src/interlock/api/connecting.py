@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def make_upstreams(parts: Parts, try_out: TryOut) -> Upstreams:
     """The upstreams of a data directory. `try_out` runs the contract tests of tools that they offer."""
-    observer, services = parts.gateway.observer, parts.gateway.services
+    observer, services = parts.observer, parts.gateway.services
 
     def alert(name: str, words: str) -> None:
         observer.announce("tool.alert", "", "", alert="UPSTREAM_FAILED", upstream=name, reason=words)
@@ -35,7 +35,7 @@ def make_upstreams(parts: Parts, try_out: TryOut) -> Upstreams:
         try_out=try_out,
         announce=observer.announce,
         mention=observer.mention,
-        look=parts.gateway.quarantine.look,
+        look=parts.quarantine.look,
         answers=services.answers,
         supervisor=parts.supervisor,
         owner=parts.instance.id,

@@ -72,7 +72,8 @@ class Health:
             parts["nodes"] = await self._nodes()
         if (redis := self._parts.messages.condition) is not None:
             parts["redis"] = redis
-        parts |= self._parts.gateway.runner.health()
+        if self._parts.makes_calls:
+            parts |= self._parts.gateway.runner.health()
         return "healthy" if set(parts.values()) == {"healthy"} else "degraded", parts
 
     async def _store_answers(self) -> None:

@@ -23,7 +23,6 @@ from interlock.api.tools import DEFAULT_LIMIT, Tools
 from interlock.call.phases import Request
 from interlock.core.clock import Clock, Deadline
 from interlock.core.errors import Failure
-from interlock.gateway.batch import Batch, BatchPolicy, may_overlap
 
 if TYPE_CHECKING:
     from interlock.api.model_window import ModelWindow
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from interlock.call.results import Result
     from interlock.contract.declare import Tool
     from interlock.data.schema import Json
+    from interlock.gateway.batch import BatchPolicy
     from interlock.gateway.hooks import Hook
     from interlock.gateway.inputs import Inputs
     from interlock.registry.admission import TrialEvidence
@@ -294,6 +294,8 @@ class Interlock(Parts):
         Setting `interrupt` ends the batch early: no further call starts, and the policy's `interrupt` says whether
         those that run are cancelled or finish. Every request still gets its result.
         """
+        from interlock.gateway.batch import Batch, BatchPolicy
+
         return await Batch(self.gateway, self.catalog, policy or BatchPolicy()).run(requests, interrupt)
 
     async def may_overlap(self, request: Request) -> bool | None:
@@ -301,6 +303,8 @@ class Interlock(Parts):
 
         A call of which the latter is true is made with a `Turn`, which it takes when its input is as it stays.
         """
+        from interlock.gateway.batch import may_overlap
+
         return await may_overlap(self.catalog, request)
 
     def request(
@@ -356,7 +360,7 @@ class Interlock(Parts):
 
     async def replay_session(self, session: str = "", *, caller: Caller | None = None) -> dict[str, Any]:
         """The state of a session of this caller, rebuilt from the journal's records of its changes."""
-        replay = self.gateway.storage.changes.replay_session
+        replay = self.storage.changes.replay_session
         return await self.readers.read(partial(replay, caller or self.caller, session))
 
     async def inputs(self, invocation_id: str) -> Inputs:
@@ -380,7 +384,7 @@ class Interlock(Parts):
 
     def hook(self, hook: Hook) -> None:
         """Put a hook around calls."""
-        self.gateway.hooks.registered.append(hook)
+        self.hooks.registered.append(hook)
 
     def lend_from(self, source: SecretSource) -> None:
         """Lend credentials from another source than the settings name."""

@@ -50,7 +50,7 @@ class Memory:
             words = "remember a part of it, or its handle"
             raise Failure("E3004", f"a memory record has at most {LARGEST:,} bytes", resolution=words)
         ref = f"{self._prefix(record.layer)}{record.digest}"
-        owner, store = f"{self._caller.tenant}/{self._caller.id}", self._parts.gateway.storage.payloads
+        owner, store = f"{self._caller.tenant}/{self._caller.id}", self._parts.storage.payloads
 
         def unit(transaction: Transaction) -> bool:
             if payloads.lasts(transaction, ref, transaction.now_ms):

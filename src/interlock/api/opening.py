@@ -76,17 +76,17 @@ class Opening(Generic[T]):
             registry=self._registry,
         )
         for hook in hooks:
-            parts.gateway.hooks.registered.append(hook)
+            parts.hooks.registered.append(hook)
         try:
             await parts.journal.read(self._home.still_known)
             if settings.secrets_key == "keyring":
                 await _prepare_keys(parts)
             if not self._home.near:
                 await _within_patience(_agree_on_keys(parts))
-            await reconcile.block_orphans(parts.journal, parts.instance.alive, parts.gateway.observer.announce)
+            await reconcile.block_orphans(parts.journal, parts.instance.alive, parts.observer.announce)
             await reconcile.close_abandoned(parts.journal, parts.instance)
             await parts.journal.commit(budgets.release_orphans(parts.instance.alive))
-            await parts.approvals.sweep()
+            await parts.sweep_tickets()
             await parts.journal.commit(_with_key_secret(self._clock.random_bytes(32).hex()))
         except BaseException:
             # A home that opens and cannot be written is refused, and nothing of the attempt is left running.

@@ -16,11 +16,12 @@ from interlock.api import demonstration
 from interlock.api.authority import Authority
 from interlock.api.background import BackgroundTasks, open_sandbox
 from interlock.api.storage import Storage
-from interlock.api.wiring.gateway import Outside, build_gateway
-from interlock.api.wiring.reviewing import Reviewing
+from interlock.api.wiring.shared import Outside, Shared
 from interlock.approvals.notify import Courier
+from interlock.approvals.reviewers import is_alone
 from interlock.core.supervise import Supervisor
 from interlock.effects.locks import Locks
+from interlock.gateway.approval.sweep import sweep
 from interlock.gateway.ownership import Ownership
 from interlock.gateway.paging import Cursors
 from interlock.gateway.remote_cancel import RemoteCancel
@@ -28,12 +29,18 @@ from interlock.registry.catalog import Catalog, Row, Version
 from interlock.registry.latency import Latencies, measure
 
 if TYPE_CHECKING:
+    from interlock.api.wiring.reviewing import Reviewing
     from interlock.authority.identities import DidRegistry
     from interlock.call.connector import Connector, ReadFile
     from interlock.call.context import Caller
     from interlock.call.events import Listener
+    from interlock.call.phases import Reason
     from interlock.contract.declare import Tool
     from interlock.core.clock import Clock
+    from interlock.gateway.approval.resume import ApprovedCalls
+    from interlock.gateway.approval.review import Reviews
+    from interlock.gateway.approval.standing import StandingApprovals
+    from interlock.gateway.invoke import Gateway
     from interlock.registry.admission import TrialEvidence
     from interlock.settings import Settings
     from interlock.store.home import Home
@@ -48,6 +55,7 @@ WARM_AFTER_S = 1.0
 MEASURE_EVERY_S = 300.0
 
 
+# many methods: the parts that few commands use are properties, made on first use
 class Parts:
     """The parts of one open data directory.
 
@@ -94,7 +102,7 @@ class Parts:
         self._try_out = try_out
         self.cursors = Cursors(home.keys)
         self.connect: Connect = self._connect_upstream
-        outside = Outside(
+        self._outside = outside = Outside(
             journal=self.journal,
             catalog=self.catalog,
             engine=self.engine,
@@ -113,17 +121,14 @@ class Parts:
             connect=lambda name: self.connect(name),
             read_file=read_file,
         )
-        self.gateway = build_gateway(outside)
-        self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
-        self.gateway.telemetry.alerts.watch("unread changes", self.journal.changes.stale_share)
-        for name, share in self.gateway.runner.loads().items():
-            self.gateway.telemetry.alerts.watch(name, share)
-        announce = self.gateway.observer.announce
-        self.catalog.on_change = self.gateway.observer.surface_changed
+        self._shared = shared = Shared(outside)
+        self.observer, self.telemetry, self.hooks = shared.observer, shared.telemetry, shared.hooks
+        self.quarantine, self.storage = shared.quarantine, shared.storage
+        self.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
+        self.telemetry.alerts.watch("unread changes", self.journal.changes.stale_share)
+        announce = self.observer.announce
+        self.catalog.on_change = self.observer.surface_changed
         self.journal.watch_clock(lambda facts: announce("tool.alert", "", "", alert="CLOCK_STEPPED", **facts))
-        reviewing = Reviewing(outside, self.gateway, authority.revive)
-        self.approvals, self.approved_calls = reviewing.reviews, reviewing.approved_calls
-        self.standing_approvals = reviewing.standing_approvals
         self.courier = Courier(
             self.journal,
             settings.channels,
@@ -141,16 +146,16 @@ class Parts:
             journal=self.journal,
             clock=clock,
             settings=settings,
-            approvals=self.approvals,
-            approved_calls=self.approved_calls,
+            sweep_tickets=self.sweep_tickets,
+            approved_calls=lambda: self.approved_calls,
             courier=self.courier,
             upstreams=lambda: self.upstreams,
             announce=announce,
-            write_unrecorded=self.gateway.write_unrecorded,
-            release_pieces=self.gateway.storage.pieces.release,
-            cancel_requested=lambda: self.remote_cancel.cancel_requested(self.gateway.cancellation.cancel),
+            write_unrecorded=self._write_unrecorded,
+            release_pieces=self.storage.pieces.release,
+            cancel_requested=lambda: self.remote_cancel.cancel_requested(self._cancel),
             alive=self.instance.alive,
-            alerts=self.gateway.telemetry.alerts,
+            alerts=self.telemetry.alerts,
             supervisor=self.supervisor,
             secret=authority.secret_texts,
         )
@@ -158,6 +163,55 @@ class Parts:
             self.warm_up(WARM_AFTER_S)
             self.supervisor.every("classes by latency", MEASURE_EVERY_S, self.measure, at_once=False)
         self._end_demonstration = demonstration.keep_in(home.path)
+
+    @cached_property
+    def gateway(self) -> Gateway:
+        """The phases of a call. Many commands make none, so they are loaded and connected on first use."""
+        from interlock.api.wiring.gateway import build_gateway
+
+        gateway = build_gateway(self._outside, self._shared)
+        for name, share in gateway.runner.loads().items():
+            self.telemetry.alerts.watch(name, share)
+        return gateway
+
+    @property
+    def makes_calls(self) -> bool:
+        """Whether the gateway was used. If not, there is nothing of it to be finished or looked at."""
+        return "gateway" in vars(self)
+
+    @cached_property
+    def _reviewing(self) -> Reviewing:
+        from interlock.api.wiring.reviewing import Reviewing
+
+        return Reviewing(self._outside, self.gateway, self.authority.revive)
+
+    @property
+    def approvals(self) -> Reviews:
+        """The tickets of calls that wait for a person, and the decisions on them."""
+        return self._reviewing.reviews
+
+    @property
+    def approved_calls(self) -> ApprovedCalls:
+        """Calls that continue after an approval."""
+        return self._reviewing.approved_calls
+
+    @cached_property
+    def standing_approvals(self) -> StandingApprovals:
+        """What people agreed to in advance."""
+        from interlock.gateway.approval.standing import StandingApprovals
+
+        view = self._shared.reviewer_view
+        return StandingApprovals(
+            journal=self.journal, catalog=self.catalog, settings=self.settings, clock=self.clock, view=view
+        )
+
+    async def is_alone(self, by: Caller) -> bool:
+        """Whether a local person has stated that nobody else decides on this machine."""
+        return await self.journal.read(lambda reader: is_alone(reader, by))
+
+    async def sweep_tickets(self) -> None:
+        """Deny tickets that have timed out, and escalate those that wait too long."""
+        await sweep(self.journal, self._channels_of, self.observer)
 
     @cached_property
     def upstreams(self) -> Upstreams:
@@ -172,7 +226,10 @@ class Parts:
         await self.courier.close()
         if "upstreams" in vars(self):
             await self.upstreams.finish()
-        await self.gateway.close()
+        if self.makes_calls:
+            await self.gateway.close()
+        else:
+            await self.telemetry.close()
         if "upstreams" in vars(self):
             await self.upstreams.close()
         await self.authority.close()
@@ -196,14 +253,14 @@ class Parts:
 
     def enabled(self, version: Version) -> bool:
         """Whether a version can be called now: it is not retired, not in quarantine, and its upstream answers."""
-        retired = version.gone(self.clock.now_ms()) or self.gateway.quarantine.holds(version.row.digest)
+        retired = version.gone(self.clock.now_ms()) or self.quarantine.holds(version.row.digest)
         return not retired and self.availability(version.row) == "AVAILABLE"
 
     def listen(self, listener: Listener, *, call: str | None = None) -> Callable[[], None]:
         """Hear of every event as it happens, or of those of one call. Returns a function that ends it."""
         if call is not None:
-            return self.gateway.observer.follow(call, listener)
-        return self.gateway.observer.listen(listener)
+            return self.observer.follow(call, listener)
+        return self.observer.listen(listener)
 
     async def measure(self) -> None:
         """Compute from the journal which timeout class measured latency calls for. A server does so by itself."""
@@ -223,11 +280,18 @@ class Parts:
     def _connect_upstream(self, name: str) -> Connector:
         return self.upstreams.connections.get(name)
 
+    async def _write_unrecorded(self) -> None:
+        if self.makes_calls:
+            await self.gateway.write_unrecorded()
+
+    def _cancel(self, call_id: str, reason: Reason) -> str:
+        return self.gateway.cancellation.cancel(call_id, reason)
+
     def _channels_of(self, group: str) -> list[str]:
         return [channel.name for channel in self.settings.channels if channel.serves(group) and not channel.console]
 
     def _alert_background(self, task: str, reason: str) -> None:
-        announce = self.gateway.observer.announce
+        announce = self.observer.announce
         announce("tool.alert", "", "", alert="BACKGROUND_TASK_FAILED", task=task, reason=reason)
 
     def _tell_background(self) -> None:
@@ -237,4 +301,4 @@ class Parts:
     def _channel_fails(self, channel: str, failures: int, reason: str) -> None:
         """Raise an alert about a channel that notifies nobody."""
         facts = {"channel": channel, "failures": failures, "reason": reason}
-        self.gateway.observer.announce("tool.alert", "", "", alert="CHANNEL_FAILING", **facts)
+        self.observer.announce("tool.alert", "", "", alert="CHANNEL_FAILING", **facts)

@@ -290,6 +290,8 @@ def asked_all_the_same(parts: Parts, question: Question, decision: Decision) -> 
 
 def _fitting(contract: Contract, arguments: Json) -> Json:
     """Arguments as the tool would get them. Missing ones stay missing: rules may not need them."""
+    if not arguments:
+        return {}
     from interlock.data.coerce import coerce
     from interlock.data.explain import input_faults
     from interlock.data.schema import Schema

@@ -160,13 +160,13 @@ _STAND_INS: Json = {"provider": "local", "protocol": "native"}
 
 async def quarantine_entries(parts: Parts) -> list[Json]:
     """The versions that are or were in quarantine, each with the reason."""
-    return [one.document() for one in await parts.gateway.quarantine.all()]
+    return [one.document() for one in await parts.quarantine.all()]
 
 
 async def lift_quarantine(parts: Parts, tool: str, *, reason: str, by: Caller) -> None:
     """Release a version from quarantine, as a person who has looked at it. On record with the reason."""
     await parts.journal.commit(quarantine.lift(tool, by=by, reason=reason))
-    await parts.gateway.quarantine.look()
+    await parts.quarantine.look()
 
 
 def _complete(document: Any) -> Manifest:

@@ -201,7 +201,6 @@ class Search:
 
     async def _open(self) -> None:
         from interlock.api.tool_vectors import place_of, table_of
-        from interlock.search.embedders import opened
 
         settings, home = self._parts.settings, self._parts.home.path
 
@@ -210,18 +209,21 @@ class Search:
             return (await self._parts.authority.secret_texts(name))[0] if name else None
 
         table = await table_of(self._parts)
-        self._embedder = await opened(settings.search_encoder, home, key, apart=table is not None)
+        if table is not None or await DEFINITIONS.run(_needs_encoder, settings.search_encoder):
+            from interlock.search.embedders import opened
+
+            self._embedder = await opened(settings.search_encoder, home, key, apart=table is not None)
         self._index = await DEFINITIONS.run(_index, settings.search_encoder, self._embedder)
         if self._embedder is not None:
             self._place = place_of(self._parts, self._index, self._embedder, table)
 
     async def _asked(self, query: str, caller: Caller, apps: bool) -> tuple[Floats | None, str | None]:
         """The vectors of a request where the index does not make them itself, or why there are none."""
+        if self._embedder is None:
+            return None, None if self._parts.settings.search_encoder != "none" else "the setting search_encoder is none"
         from interlock.search.embedders import Away
         from interlock.search.index import texts_of
 
-        if self._embedder is None:
-            return None, None if self._parts.settings.search_encoder != "none" else "the setting search_encoder is none"
         now = self._parts.clock.monotonic()
         if self._away is not None and now < self._away[0]:
             return None, self._away[1]
@@ -266,6 +268,13 @@ class Search:
                     self._away = (self._parts.clock.monotonic() + _RETRY_S, str(away))
                     return
                 await self._place.put([some[place][0] for place in missing], new, vectors)
+
+
+def _needs_encoder(setting: str) -> bool:
+    """Whether vectors come from elsewhere than the table of this package: only then are encoders and clients loaded."""
+    from interlock.search.packaged import installed
+
+    return setting not in ("table", "none") and (setting != "auto" or installed() is not None)
 
 
 def _index(setting: str, embedder: Embedder | None) -> Index:

@@ -133,7 +133,7 @@ class Searchable:
         """The tools that a caller sees."""
         key = self._key(caller, apps=apps)
         for _ in range(_MOST_TRIES):
-            number, held = await self._parts.catalog.current(), self._parts.gateway.quarantine.held
+            number, held = await self._parts.catalog.current(), self._parts.quarantine.held
             now_ms = self._parts.clock.now_ms()
             known = self._surfaces.get(key)
             if known is not None and known.mask.numbering != index.numbering:

@@ -242,7 +242,7 @@ class Surfaces:
     def _announce(self, row: surfaces.SurfaceRow | None) -> None:
         if row is not None:
             kind = "tool.surface.created" if row.revision == 1 else "tool.surface.updated"
-            self._parts.gateway.observer.surface_event(kind, row.id, revision=row.revision, tools=sorted(row.names))
+            self._parts.observer.surface_event(kind, row.id, revision=row.revision, tools=sorted(row.names))
 
     def _forget(self, _: None = None) -> None:
         self._forgotten += 1
@@ -282,7 +282,7 @@ class Surfaces:
             away = self._tools.availability(one.version) != "AVAILABLE"
             pending = row.origin.removeprefix("upstream:") if away else None
             deferred.append({**deferred_ref(one.version, surface.id, pending), "score": one.score})
-            announce = self._parts.gateway.observer.surface_event
+            announce = self._parts.observer.surface_event
             announce("tool.deferred.discovered", surface.id, row.address, score=one.score)
         return loaded, deferred
 
@@ -330,7 +330,7 @@ class Surfaces:
 
         known = await self._parts.journal.commit(unit)
         await self._changes.look()
-        announce = self._parts.gateway.observer.surface_event
+        announce = self._parts.observer.surface_event
         for address in addresses:
             if address not in known:
                 announce("tool.deferred.discovered", id_of(holder), address)

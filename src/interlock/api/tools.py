@@ -95,7 +95,7 @@ class Tools:
         among: Collection[str] | None = None,
     ) -> Iterator[Version]:
         """The same, one after the other; from behind a name on, or among some tools."""
-        kept_out = self._parts.gateway.quarantine.holds
+        kept_out = self._parts.quarantine.holds
         address = self._parts.catalog.address
         wanted = {await address(name): schema for name, schema in _checked(expected or {}).items()}
         return (
@@ -153,12 +153,12 @@ class Tools:
             raise
         if not self.sees(caller, version):
             raise await catalog.unknown(name, token)
-        self._parts.gateway.quarantine.check(version.row.digest, version.contract.ref, self._parts.clock.monotonic())
+        self._parts.quarantine.check(version.row.digest, version.contract.ref, self._parts.clock.monotonic())
         return version
 
     async def existing(self, addresses: Iterable[str], caller: Caller) -> list[Version]:
         """Those of some tools that `find` finds, in the same order. One that it has found before costs a lookup."""
-        catalog, kept_out = self._parts.catalog, self._parts.gateway.quarantine.holds
+        catalog, kept_out = self._parts.catalog, self._parts.quarantine.holds
         await catalog.current()
         known = catalog.known if caller.capability is None or not caller.capability.narrows else _unknown
         found: list[Version] = []

@@ -49,7 +49,7 @@ async def retry(
     parts: Parts, version: Version, call: Callable[[float], Awaitable[Result]], *, within_s: float
 ) -> Result:
     """Make a call as often as the retry policy of its tool allows. `call` is given the deadline of each attempt."""
-    observer, retried = parts.gateway.observer, parts.gateway.telemetry.metrics.retried
+    observer, retried = parts.observer, parts.telemetry.metrics.retried
     deadline = parts.clock.monotonic() + within_s
     pacing = Pacing(monotonic=parts.clock.monotonic, sleep=asyncio.sleep, uniform=random.uniform)
     tries = itertools.count()

@@ -112,11 +112,12 @@ class Tour:
             return
         import inspect
 
-        from rich.syntax import Syntax
-
         source = "\n\n".join(inspect.getsource(function).rstrip() for function in functions)
         if self._page.console.is_terminal:
-            self._page.console.print(Syntax(source, "python", theme="ansi_dark", background_color="default"))
+            from rich.console import Console
+            from rich.syntax import Syntax
+
+            Console().print(Syntax(source, "python", theme="ansi_dark", background_color="default"))
         else:
             self._page.console.print(source)
 

@@ -78,7 +78,7 @@ async def _settle(app: Interlock, out: Output, one: UnknownCall, *, happened: bo
 
     if happened:
         await _check_result(app, one, value, stated=stated)
-    seal = app.gateway.storage.outcomes.seal
+    seal = app.storage.outcomes.seal
     await settle(app.journal, app.caller, one.call, seal=seal, happened=happened, value=value)
     document = {**one.document(), "happened": happened, "result": value, "by": app.caller.id}
 

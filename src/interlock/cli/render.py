@@ -9,10 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
-
+from interlock.cli.terminal import Console, Text, cell_len
 from interlock.core.expressions import expression
 from interlock.core.formatting import wait
 from interlock.data.canonical import encode
@@ -33,6 +30,8 @@ GOOD, BAD, MAYBE, WAITS = Text("✓", "green"), Text("✗", "red"), Text("!", "y
 
 # Control characters and marks that reorder text: a tool's output must not be able to draw on its reader's terminal.
 _UNSAFE = expression("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+_IN_ONE_LINE = str.maketrans("\n\t", "  ")
 
 
 def clean(text: str) -> str:
@@ -56,7 +55,7 @@ class Page:
     """Lines on a stream."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self.console = Console(file=stream, highlight=False, soft_wrap=True, emoji=False, markup=False)
+        self.console = Console(stream)
 
     @property
     def width(self) -> int:
@@ -66,7 +65,7 @@ class Page:
         """Parts one after the other; `right` at the right edge where there is room, else on a line of its own if that
         is a terminal. A line that is meant to be copied stays `whole`.
         """
-        text = Text.assemble(*(_styled(part) for part in parts))
+        text = Text.assemble(_styled(part) for part in parts)
         if str(right):
             room = self.width - text.cell_len - cell_len(str(right))
             if room < len(GAP) and self.console.is_terminal:
@@ -266,7 +265,7 @@ def _advice(failure: Failure, tool: str) -> str:
 
 
 def _styled(part: Cell, style: str = "") -> Text:
-    return part.copy() if isinstance(part, Text) else Text(clean(part).replace("\n", " "), style)
+    return part if isinstance(part, Text) else Text(clean(part).translate(_IN_ONE_LINE), style)
 
 
 def retry_words(failure: Failure) -> str:

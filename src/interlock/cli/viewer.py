@@ -78,7 +78,7 @@ class Local:
         """The facts of an open data directory, with those about the messages of one ticket."""
         known = {one.did: one for one in await app.identities.all()}
         names = {did: _called({"name": one.name, "tenant": one.tenant}) for did, one in known.items() if one.name}
-        alone = await app.approvals.is_alone(app.caller)
+        alone = await app.is_alone(app.caller)
         return cls(app, names, alone, *([], []) if ticket is None else await _messages(app, ticket))
 
     def name_of(self, who: str) -> str:

@@ -55,36 +55,28 @@ def read_annotations(function: Callable[..., Any], around: Mapping[str, Any]) ->
     except TypeError as error:
         return Annotations(), [Fault("", f"a type hint cannot be read: {error}")]
     hints = {name: readable(hint, around) for name, hint in hints.items()}
-    faults: list[Fault] = []
-    context: str | None = None
-    fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        name = parameter.name
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            faults.append(_about(name, f"named parameters only: write `{name}` without * and /"))
-        elif is_context(hints.get(name)):
-            context = name
-        elif name not in hints:
-            words = f"a type for `{name}`: {name}: Annotated[str, Field(description=…, examples=[…])]"
-            faults.append(_about(name, f"it needs {words}"))
-        elif (unfit := _unfit(hints[name], "validation")) is not None:
-            faults.append(_about(name, f"`{name}` has a type that JSON cannot hold: {unfit}"))
-        else:
-            fields[name] = (hints[name], ... if parameter.default is parameter.empty else parameter.default)
+    fields, context, faults = _fields(function, hints)
+    try:
+        parameters = _input_schema(function, fields)
+    except pydantic.errors.PydanticUserError:
+        # A type of one of them. Each is tried only here: that takes as long as all of them together.
+        fields, context, faults = _fields(function, hints, each=True)
+        parameters = _input_schema(function, fields)
     returns = hints.get("return", Any)
     if "return" not in hints:
         faults.append(Fault("/return", "it needs a return type, such as -> int: results are checked against it"))
-    elif (unfit := _unfit(returns, "serialization")) is not None:
-        faults.append(Fault("/return", f"it returns a type that JSON cannot hold: {unfit}"))
+    try:
+        adapter, result = _adapted(returns, "serialization")
+    except pydantic.errors.PydanticUserError as error:
+        faults.append(Fault("/return", f"it returns a type that JSON cannot hold: {_reason(error)}"))
         returns = Any
-    parameters = _input_schema(function, fields)
+        adapter, result = _adapted(returns, "serialization")
     faults += authoring_faults(parameters)
     made = {name: converter(hint) for name, (hint, _) in fields.items()}
-    adapter = pydantic.TypeAdapter[Any](returns)
     read = Annotations(
         context=context,
         parameters=parameters,
-        result=_tidy(adapter.json_schema(mode="serialization")),
+        result=_tidy(result),
         converters=tuple((name, make) for name, make in made.items() if make is not None),
         rich=tuple(
             (name, pydantic.TypeAdapter[Any](hint).validate_python)
@@ -129,13 +121,49 @@ def _about(name: str, message: str) -> Fault:
     return Fault(pointer(["properties", name]), message)
 
 
-def _unfit(hint: Any, mode: Literal["validation", "serialization"]) -> str | None:
+def _fields(
+    function: Callable[..., Any], hints: Mapping[str, Any], *, each: bool = False
+) -> tuple[dict[str, Any], str | None, list[Fault]]:
+    """The parameters of a tool, each with its type and default; the one that takes the context; the faults of others.
+
+    With `each`, a parameter whose type JSON cannot represent is one of the last.
+    """
+    fields: dict[str, Any] = {}
+    context: str | None = None
+    faults: list[Fault] = []
+    for parameter in inspect.signature(function).parameters.values():
+        name = parameter.name
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            faults.append(_about(name, f"named parameters only: write `{name}` without * and /"))
+        elif is_context(hints.get(name)):
+            context = name
+        elif name not in hints:
+            words = f"a type for `{name}`: {name}: Annotated[str, Field(description=…, examples=[…])]"
+            faults.append(_about(name, f"it needs {words}"))
+        elif each and (unfit := _unfit(hints[name])) is not None:
+            faults.append(_about(name, f"`{name}` has a type that JSON cannot hold: {unfit}"))
+        else:
+            fields[name] = (hints[name], ... if parameter.default is parameter.empty else parameter.default)
+    return fields, context, faults
+
+
+def _unfit(hint: Any) -> str | None:
     """Return why JSON cannot represent a type, or None if it can."""
     try:
-        pydantic.TypeAdapter[Any](hint).json_schema(mode=mode)
+        _adapted(hint, "validation")
     except pydantic.errors.PydanticUserError as error:
-        return error.message.splitlines()[0].rstrip(".")
+        return _reason(error)
     return None
+
+
+def _adapted(hint: Any, mode: Literal["validation", "serialization"]) -> tuple[pydantic.TypeAdapter[Any], Json]:
+    """A type's reader and writer, and its schema. PydanticUserError if JSON cannot represent it."""
+    adapter = pydantic.TypeAdapter[Any](hint)
+    return adapter, adapter.json_schema(mode=mode)
+
+
+def _reason(error: pydantic.errors.PydanticUserError) -> str:
+    return error.message.splitlines()[0].rstrip(".")
 
 
 def _input_schema(function: Callable[..., Any], fields: dict[str, Any]) -> Json:

@@ -61,7 +61,7 @@ class OperationsDoor(Door):
             await refuse(send, failure)
             return
         kind = b"text/plain; version=0.0.4; charset=utf-8"
-        await answer(send, 200, await self._service.app.gateway.telemetry.metrics.render(), kind=kind)
+        await answer(send, 200, await self._service.app.telemetry.metrics.render(), kind=kind)
 
 
 def _may_watch(caller: Caller) -> None:

@@ -88,7 +88,7 @@ class Server:
         self.port = bound.getsockname()[1]
         self._http = _quiet(config)
         connections = self._http.server_state.connections
-        alerts = self._service.app.gateway.telemetry.alerts
+        alerts = self._service.app.telemetry.alerts
         alerts.watch("connections", lambda: len(connections) / MAX_CONNECTIONS)
         self._serving = asyncio.create_task(self._http.serve(sockets=[bound]))
         while not self._http.started:

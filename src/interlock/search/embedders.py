@@ -20,7 +20,8 @@ from interlock.net.outgoing import Outgoing, Trouble, Unanswered
 
 from .index import Encoder
 from .likeness import Floats
-from .onnx import NEAR, SHARE, OnnxEncoder, installed
+from .onnx import NEAR, SHARE, OnnxEncoder
+from .packaged import installed
 from .table import shipped
 from .vectors import MOST_NUMBERS, checked
 

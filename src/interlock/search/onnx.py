@@ -20,7 +20,6 @@ import os
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -30,7 +29,6 @@ from .likeness import Floats
 from .vectors import checked
 from .wordpiece import WordPiece
 
-GROUP: Final = "interlock.search_encoders"
 MOST_PIECES: Final = 128
 # How vectors of a model count of which nothing is stated. What is near differs between models, so all tools are.
 SHARE: Final = 0.5
@@ -116,13 +114,6 @@ def _runtime() -> Any:
     import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
 
     return cast("Any", onnxruntime)
-
-
-def installed() -> Path | None:
-    """The folder of the encoder package that is installed, if there is one: `interlock-search-encoder`."""
-    for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
-        return Path(point.load()())
-    return None
 
 
 def _stated(folder: Path) -> dict[str, Any]:

@@ -72,12 +72,12 @@ def check_redis(home: Home) -> Iterator[Finding]:
     """Whether the Redis server of the settings answers. Its password is not tried: it may be sealed."""
     import asyncio
 
-    from interlock.net.redis import Lost, RedisConnection
-    from interlock.settings import load_settings
+    from interlock.store.shared_config import settings_of
 
-    url = load_settings(home.settings).redis
+    url = settings_of(home).settings.redis
     if not url:
         return
+    from interlock.net.redis import Lost, RedisConnection
 
     async def ask() -> None:
         connection = await RedisConnection.open(url)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from interlock.api.wiring.authorizing import Authorizing
 from interlock.api.wiring.executing import Executing
 from interlock.api.wiring.returning import Returning
-from interlock.api.wiring.shared import Outside, Shared
 from interlock.data.bounds import LARGE, LARGE_INPUT
 from interlock.gateway.failure import FailedCalls
 from interlock.gateway.fast_path import FastPath
@@ -18,18 +17,18 @@ from interlock.gateway.stored_checkpoints import StoredCheckpoints
 from interlock.gateway.validate import Validator
 
 if TYPE_CHECKING:
+    from interlock.api.wiring.shared import Outside, Shared
     from interlock.call.phases import Request
     from interlock.call.results import Result
 
 
-def build_gateway(outside: Outside) -> Gateway:
+def build_gateway(outside: Outside, shared: Shared) -> Gateway:
     """Build the phases and connect them."""
 
     async def invoke(request: Request) -> Result:
         return await gateway.invoke(request)
 
     journal, clock, settings, catalog = outside.journal, outside.clock, outside.settings, outside.catalog
-    shared = Shared(outside)
     observer, redaction, failure_log = shared.observer, shared.redaction, shared.failure_log
     hooks, allowances, storage = shared.hooks, shared.allowances, shared.storage
     returning = Returning(outside, shared)

@@ -1,4 +1,4 @@
-"""Build what people decide with: reviews, standing approvals, and the calls that continue after an approval."""
+"""Build what people decide with: reviews, and the calls that continue after an approval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from interlock.gateway.approval.resume import ApprovedCalls
 from interlock.gateway.approval.review import Reviews
-from interlock.gateway.approval.standing import StandingApprovals
 
 if TYPE_CHECKING:
     from interlock.api.wiring.shared import Outside
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Reviewing:
-    """Reviews, approved calls and standing approvals. `revive` returns a caller with the authority they have now."""
+    """Reviews and approved calls. `revive` returns a caller with the authority they have now."""
 
     def __init__(self, outside: Outside, gateway: Gateway, revive: Callable[[Caller], Awaitable[Caller]]) -> None:
         journal, catalog, settings, clock = outside.journal, outside.catalog, outside.settings, outside.clock
@@ -31,7 +30,4 @@ class Reviewing:
         )
         self.approved_calls = ApprovedCalls(
             gateway=gateway, waiting=waiting, journal=journal, clock=clock, revive=revive
-        )
-        self.standing_approvals = StandingApprovals(
-            journal=journal, catalog=catalog, settings=settings, clock=clock, view=gateway.reviewer_view
         )

@@ -307,7 +307,7 @@ class Calling:
 async def _must_leave(service: Service, requester: str) -> str:
     """A line for the user of this machine, who may not decide on their own call unless they are alone there."""
     is_user = requester.startswith("local:")
-    if not is_user or await service.app.approvals.is_alone(Caller(id=requester)):
+    if not is_user or await service.app.is_alone(Caller(id=requester)):
         return ""
     return (
         f"Somebody else than {requester} must do so. If {requester} is the only person on this machine, they say "

@@ -20,9 +20,9 @@ from interlock.data.canonical import digest
 from interlock.data.schema import Json
 from interlock.gateway import token_checks
 from interlock.gateway.allowances import uses_of
+from interlock.gateway.approval.sweep import sweep
 from interlock.gateway.approval.waiting_call import WaitingCalls, stored_caller
 from interlock.gateway.preview_diff import predicted_changes
-from interlock.store.tickets import any_open
 
 if TYPE_CHECKING:
     from interlock.approvals.ticket import Ticket
@@ -88,12 +88,7 @@ class Reviews:
 
     async def sweep(self) -> list[Happening]:
         """Deny tickets that have timed out, and escalate those that wait too long."""
-        if not await self._journal.read(any_open):
-            return []
-        happened = await self._journal.commit(tickets.sweep(self._channels))
-        for one in happened:
-            self._gateway.observer.announce(one.event, one.ticket.call, one.ticket.ref, **one.ticket.pending())
-        return happened
+        return await sweep(self._journal, self._channels, self._gateway.observer)
 
     async def is_alone(self, by: Caller) -> bool:
         """Whether a local person has stated that nobody else decides on this machine."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from interlock.api.identities import make_identity
 from interlock.api.rights import require, same_place
 from interlock.authority.delegation import delegate_offline
 from interlock.authority.identities import Identity
@@ -144,17 +145,6 @@ async def refuse_namesake(parts: Parts, name: str) -> None:
     if bearers:
         whose = ", ".join(f"of {one.tenant}: {one.did}" for one in bearers)
         raise Failure("E3207", f"`{name}` is {whose}; name it by its DID, or register another `{name}` in local first")
-
-
-async def make_identity(parts: Parts, *, by: Caller, **facts: Any) -> Identity:
-    """Register an identity under a new did:key, whose private key is stored in the data directory."""
-    from interlock.authority.dids import make_did_key
-    from interlock.authority.keys import keep_private, make_private
-
-    private = make_private("EdDSA")
-    did = make_did_key(private.public_key())
-    keep_private(parts.home.keys / "identities" / f"{did.rpartition(':')[2]}.pem", private)
-    return await parts.identities.register(Identity(did=did, **facts), by=by.acting)
 
 
 def tool_grants(tools: Sequence[str]) -> list[ToolGrant]:

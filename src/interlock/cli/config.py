@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, looking, over_home, without_home
+from interlock.cli.command import Output, at_server, looking, over_home, without_home
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
+    from interlock.cli.remote import Server
     from interlock.cli.render import Page
     from interlock.store.home import Home
     from interlock.store.shared_config import SharedConfig
@@ -34,7 +35,12 @@ def config() -> None:
 # show
 
 
+async def _show_at_server(server: Server, out: Output, /, names: tuple[str, ...], changed: bool) -> int:
+    return _answer_settings(out, {}, (await server.get("/v1/settings"))["settings"], names, changed)
+
+
 @config.command(short_help="The settings in effect, and where each comes from.")
+@at_server(_show_at_server)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--changed", is_flag=True, help="Only settings that are not at their default.")
 @without_home
@@ -42,35 +48,29 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
     """The settings in effect, or those named, and where each comes from. Credentials are masked.
 
     A setting comes from a variable of the environment, from settings.toml, from the configuration that all machines
-    share (config push), or is the default. A server that was
-    started with other variables, or before the file was changed, has other settings.
+    share (config push), or is the default. A server that was started with other variables, or before the file was
+    changed, has other settings: --server shows those of a running server. Needs policy:admin there.
 
     \b
     interlock config show
     interlock config show store approval
     """
-    from interlock.api.homes import home_at, settings_of
-    from interlock.privacy.configured import masked
-    from interlock.settings import Settings, nearest, variable
+    from interlock.api.homes import home_at
+    from interlock.api.settings_view import settings_at
 
-    known = Settings.model_fields
+    home = home_at(out.session.path)
+    return _answer_settings(out, {"home": str(home.path)}, settings_at(home), names, changed)
+
+
+def _answer_settings(out: Output, place: Json, found: list[Json], names: tuple[str, ...], changed: bool) -> int:
+    known = [str(one["name"]) for one in found]
     for name in names:
         if name not in known:
+            from interlock.settings import nearest
+
             meant = nearest(name, known)
             raise click.UsageError(f"there is no setting `{name}`" + (f"; did you mean `{meant}`?" if meant else ""))
-    home = home_at(out.session.path)
-    effective, sources = settings_of(home)
-    settings = effective.model_copy()  # of the defaults too: their parts are models then
-    rows = [
-        {
-            "name": name,
-            "value": masked(getattr(settings, name)),
-            "source": sources.get(name, "default"),
-            "variable": variable(name),
-        }
-        for name in known
-        if (not names or name in names) and (not changed or name in sources)
-    ]
+    rows = [one for one in found if (not names or one["name"] in names) and (not changed or one["source"] != "default")]
 
     def show_rows(page: Page) -> None:
         import json
@@ -87,7 +87,7 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
             ("setting", "source", "value") if rows else (),
         )
 
-    out.answer({"home": str(home.path), "settings": rows}, show_rows)
+    out.answer({**place, "settings": rows}, show_rows)
     return 0
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from interlock.cli.command import Output, at_server, looking, over_home, parse_span
-from interlock.cli.identities import revoked_before
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -140,6 +139,8 @@ async def issue(
 
 def _answer_token(out: Output, picture: Json) -> int:
     if not out.as_json:
+        from interlock.api.identities import revoked_before
+
         click.echo(picture["token"])
         page = out.page(error=True)
         page.line(_summary(picture))

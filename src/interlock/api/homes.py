@@ -29,6 +29,14 @@ def home_at(path: Path, store: str | None = None, store_admin: str | None = None
     return homes.home_at(path, store, store_admin)
 
 
+def first_texts() -> dict[str, str]:
+    """The texts of policy and principals that a new data directory begins with, by the names of the files."""
+    from interlock.authority.cedar import DEFAULT as POLICY
+    from interlock.authority.default_principals import DEFAULT as PRINCIPALS
+
+    return {"policy.cedar": POLICY, "principals.toml": PRINCIPALS}
+
+
 def settings_of(home: Home) -> Effective:
     """The settings in effect of a data directory, each with its source."""
     from interlock.store import shared_config

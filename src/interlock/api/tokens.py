@@ -9,12 +9,15 @@ from interlock.api.identities import make_identity
 from interlock.api.rights import require, same_place
 from interlock.authority.delegation import delegate_offline
 from interlock.authority.identities import Identity
+from interlock.authority.keys import load_private
 from interlock.call.capability import AS_ABOVE, ToolGrant, is_did
 from interlock.call.context import Caller, CallerKind
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from interlock.api.parts import Parts
 
 
@@ -77,12 +80,13 @@ class Tokens:
         resources: Sequence[str] | None = None,
         constraints: Mapping[str, Any] | None = None,
         ttl_s: int | None = None,
-        private: Any = None,
+        key_file: Path | None = None,
     ) -> Json:
         """Delegate a token, narrowed. Holding it is the right to; only registering a new name needs `tokens:issue`.
 
-        With `private`, the signing key of the token's holder, it is signed with that instead of this server's key.
+        With `key_file`, the private key of the token's holder, it is signed with that instead of this server's key.
         """
+        private = None if key_file is None else load_private(key_file)
         registered: list[str] = []
         narrowing: Json = {
             "subject": (await self._somebody(to, "agent", by, registered)).did,

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from interlock.api.audit import Audit
+    from interlock.api.history import History
     from interlock.api.interlock import Interlock
     from interlock.audit.chain import ChainVerdict
-    from interlock.cli.history import History
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
 
@@ -405,7 +405,7 @@ async def explain(app: Interlock, out: Output, /, call_id: str) -> int:
     interlock audit explain 01JCXK2M4Q8Z
     """
     from interlock.api.audit import Audit
-    from interlock.cli.history import find
+    from interlock.api.history import find
 
     by = app.caller
     if "audit:read" not in by.scopes:  # within a tenant the scope is enough; to govern the home is not asked

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
-    from interlock.store.home import Home
     from interlock.store.shared_config import SharedConfig
 
 Json = dict[str, Any]
@@ -147,87 +146,40 @@ def diff(out: Output, /) -> int:
     interlock config diff
     interlock config diff --json
     """
+    from interlock.api.config_diff import compare_machines
     from interlock.api.homes import home_at
-    from interlock.store.node_files import compare, nodes
 
-    home = home_at(out.session.path)
-    shared, lines = _beside_shared(home)
-    found = nodes(home)
-    different = compare(found)
-    stale = [f"{one.machine}:{one.directory}" for one in found if one.restart]
+    found = compare_machines(home_at(out.session.path))
+    shared = found.shared
 
-    def show_nodes(page: Page) -> None:
+    def show(page: Page) -> None:
         from interlock.cli.render import BAD, GOOD
 
-        head = ("machine", "directory", "processes", "version", "schema")
         page.table(
             [
                 (one.machine, one.directory, f"{one.processes:,}", _words(one.versions), _words(one.schemas))
-                for one in found
+                for one in found.machines
             ],
-            head,
+            ("machine", "directory", "processes", "version", "schema"),
         )
-        if not different:
-            page.line(GOOD, " all the same" if len(found) > 1 else " no other machine runs on this store")
-        for what, groups in different.items():
+        if not found.differences:
+            alone = len(found.machines) < 2
+            page.line(GOOD, " no other machine runs on this store" if alone else " all the same")
+        for what, groups in found.differences.items():
             page.line(BAD, f" {what} differs")
             page.table([(f"    {value[:12] or '-'}", ", ".join(places)) for value, places in groups.items()])
-        for place in stale:
+        for place in found.stale:
             page.line(BAD, f" {place} runs with settings that were changed since: restart it")
         if shared is not None:
-            _show_version(page, shared, "followed here" if home.shared else "not followed here")
-        for name, changes in lines.items():
-            page.line(BAD, f" {name} here is not the shared one" + (", and does not count" if home.shared else ""))
+            _show_version(page, shared, "followed here" if found.followed else "not followed here")
+        for name, changes in found.lines.items():
+            page.line(BAD, f" {name} here is not the shared one" + (", and does not count" if found.followed else ""))
             _show_lines(page, changes)
 
-    stored = None if shared is None else {**_document(shared), "followed": home.shared is not None, "different": lines}
-    agree = not different and not lines and not stale
-    reported_nodes = [one._asdict() for one in found]
-    out.answer({"agree": agree, "nodes": reported_nodes, "differences": different, "shared": stored}, show_nodes)
-    return 0 if agree else 1
-
-
-def _beside_shared(home: Home) -> tuple[SharedConfig | None, dict[str, list[str]]]:
-    """The configuration in the store, and the lines in which each file here differs from it."""
-    from interlock.api.homes import settings_of
-    from interlock.core.errors import Failure
-    from interlock.store.shared_config import FILES, in_store
-
-    try:
-        settings_of(home)
-    except Failure:
-        home.shared = None  # the settings disagree with it, as the lines tell
-    shared = in_store(home)
-    lines = {} if shared is None else {name: _lines(shared.files[name], home, name) for name in FILES}
-    return shared, {name: changes for name, changes in lines.items() if changes}
-
-
-def _lines(shared: str, home: Home, name: str) -> list[str]:
-    """The lines in which a file differs from a shared text. Where that is followed, no file is needed."""
-    import difflib
-
-    path = home.path / name
-    here = path.read_text(errors="replace") if path.exists() else ""
-    if name == "settings.toml":
-        shared, here = _settings_lines(shared), _settings_lines(here)
-    if home.shared is not None and not here:
-        return []
-    return list(difflib.unified_diff(shared.splitlines(), here.splitlines(), "shared", "here", lineterm="", n=1))
-
-
-def _settings_lines(text: str) -> str:
-    """The settings that all machines share, a line for each, without credentials."""
-    import json
-    import tomllib
-
-    from interlock.privacy.configured import masked
-    from interlock.store.shared_settings import common_of
-
-    try:
-        common = common_of(text)
-    except tomllib.TOMLDecodeError:
-        return text
-    return "\n".join(f"{name} = {json.dumps(masked(one), default=str)}" for name, one in sorted(common.items()))
+    stored = None if shared is None else {**_document(shared), "followed": found.followed, "different": found.lines}
+    machines = [one._asdict() for one in found.machines]
+    out.answer({"agree": found.agree, "nodes": machines, "differences": found.differences, "shared": stored}, show)
+    return 0 if found.agree else 1
 
 
 def _show_lines(page: Page, lines: list[str]) -> None:
@@ -277,21 +229,9 @@ async def push(app: Interlock, out: Output, /, source: Path | None, instead_of: 
     """
     from interlock.api.shared_config import SharedConfiguration
     from interlock.core.errors import Failure
-    from interlock.store.shared_config import FILES
 
-    if source is None and app.home.shared is not None:
-        raise Failure(
-            "E3411",
-            "this data directory follows the shared configuration, so its own files do not count",
-            resolution="interlock config pull DIR, change the files there, then: interlock config push --from DIR",
-        )
-    folder = source or app.home.path
     try:
-        texts = {name: (folder / name).read_text() for name in FILES if (folder / name).exists()}
-    except (OSError, UnicodeDecodeError):
-        raise Failure("E3004", "a file of the configuration cannot be read as text") from None
-    try:
-        pushed = await SharedConfiguration(app).push(texts, by=app.caller, instead_of=instead_of)
+        pushed = await SharedConfiguration(app).push_files(source, by=app.caller, instead_of=instead_of)
     except Failure as failure:
         faults: list[str] | None = (failure.details or {}).get("faults")
         if failure.code != "E3004" or faults is None:

@@ -76,7 +76,7 @@ def _check(call_id: str | None, *, happened: bool, did_not_happen: bool, result:
 
 def _one_of(waiting: list[Json], call_id: str) -> str:
     """The one of these calls whose id is this, or begins so."""
-    from interlock.cli.history import SHORTEST, too_short
+    from interlock.api.history import SHORTEST, too_short
     from interlock.core.errors import Failure
 
     ids = [str(one["invocation_id"]) for one in waiting]

@@ -92,13 +92,10 @@ async def set_(app: Interlock, out: Output, /, name: str, value: str, slot: str,
 def _list_at_rest(reader: Reader, out: Output, /) -> int | None:
     import time
 
-    from interlock.authority.default_principals import unchanged
-    from interlock.store import secrets as stored
-    from interlock.store.home import Home
+    from interlock.api.at_rest import credentials
 
-    if not unchanged(Home(out.session.path).principals):
-        return None  # which scopes the local user holds, an open data directory tells
-    return _answer_list(out, stored.entries(reader), time.time_ns() // 1_000_000)
+    found = credentials(reader, out.session.path)
+    return None if found is None else _answer_list(out, found, time.time_ns() // 1_000_000)
 
 
 @secrets.command(name="list", short_help="Which credentials there are, never their values.")

@@ -206,11 +206,9 @@ async def delegate(
     interlock token delegate --token "$TOKEN" --to summarizer --tool demo.balance --ttl 5m --max-uses 1
     """
     from interlock.api.tokens import Tokens
-    from interlock.authority.keys import load_private
 
     held = _text(parent or "-", "give --token, set INTERLOCK_TOKEN, or send one on stdin")
-    private = None if key_file is None else load_private(key_file)
-    wanted = {"to": to, "ttl_s": ttl_s, "scopes": given["scopes"] or None, "private": private}
+    wanted = {"to": to, "ttl_s": ttl_s, "scopes": given["scopes"] or None, "key_file": key_file}
     return _answer_token(out, await Tokens(app).delegate(held, by=app.caller, **wanted, **_narrowed(given)))
 
 

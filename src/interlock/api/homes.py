@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from interlock.default_settings import Effective
     from interlock.store.home import Home
     from interlock.store.port import Reader
-    from interlock.store.schema_status import Status
 
 
 def home_at(path: Path, store: str | None = None, store_admin: str | None = None) -> Home:
@@ -42,13 +41,6 @@ def settings_of(home: Home) -> Effective:
     from interlock.store import shared_config
 
     return shared_config.settings_of(home)
-
-
-def schema_status(home: Home) -> Status:
-    """The schema of a database, without changing it. Refuses (E3804) where there is none, or it is not ours."""
-    from interlock.store.schema_status import status
-
-    return status(home)
 
 
 def reader_at_rest(path: Path, within: ExitStack) -> Reader | None:

@@ -20,9 +20,10 @@ from typing import Any, cast
 import pytest
 
 from tests import warm
+from tests.support import stores
 from tests.support.cli import INTERLOCK, Cli, Ended, running
 
-SCOPES = ("audit:read", "policy:admin", "policy:read", "tools:admin", "tokens:issue")
+SCOPES = ("audit:read", "calls:reconcile", "policy:admin", "policy:read", "tools:admin", "tokens:issue")
 MAIL = ("call", "demo.mail_statement", '{"account": "cash", "to": "a@example.org"}')
 BUDGETS = """
 [[budgets]]
@@ -148,11 +149,21 @@ LOOKING = {
     "tools export of two": ("tools", "export", "--format", "openai-chat", "--strict", "demo.post", "demo.balance"),
     "tools quarantine": ("tools", "quarantine"),
     "tools select": ("tools", "select", "--faster", "how much is in the cash account"),
+    "identities list": ("identities", "list"),
+    "keys list": ("keys", "list"),
+    "keys jwks": ("keys", "jwks"),
+    "config show of some": ("config", "show", "--changed", "budgets", "recommend_callers"),
+    "calls reconcile": ("calls", "reconcile"),
     "upstream list": ("upstream", "list"),
     "health": ("health",),
 }
 # What a server does not tell, by the name of the command: where tools come from and which file the policy is.
-UNTOLD = {"tools list": ("digest", "origin"), "policy check": ("file",), "tools select": ("id",)}
+UNTOLD = {
+    "tools list": ("digest", "origin"),
+    "policy check": ("file",),
+    "tools select": ("id",),
+    "config show of some": ("home",),
+}
 
 
 def without(document: Any, names: tuple[str, ...]) -> Any:
@@ -523,6 +534,165 @@ def test_a_policy_is_applied_alike(place: Place) -> None:
         assert place.cli("policy", "apply", "first.cedar").code == 0
 
 
+# Administering
+
+
+def test_identities_are_registered_and_revoked_alike(place: Place) -> None:
+    facts = ("--kind", "service", "--trust", "40", "--group", "readers")
+    here, there = (
+        end("ann", "identities", "add", f"did:web:example.com:{name}", "--name", name, *facts)
+        for name, end in (("near", place.here), ("faraway", place.there))
+    )
+    assert (here.code, there.code, there.out.strip()) == (0, 0, "did:web:example.com:faraway"), there.err
+    listed = {one["name"]: one for one in place.cli.ask("identities", "list")["identities"]}
+    facts_of = {name: {**listed[name], "did": "", "name": ""} for name in ("near", "faraway")}
+    assert facts_of["near"] == facts_of["faraway"]
+    assert (listed["faraway"]["trust"], listed["faraway"]["groups"]) == (40, ["readers"])
+    # A did:key is made where its private key stays: on the server.
+    made = place.there("ann", "identities", "add", "--name", "keyed", "--json")
+    private = place.cli.home / "keys" / "identities" / f"{made.json['did'].rpartition(':')[2]}.pem"
+    assert private.exists()
+    assert "PRIVATE" not in made.out
+    again = both(place, "identities", "add", "did:web:example.com:other", "--name", "keyed")
+    assert [one.code for one in again] == [0, 1], "the DID is registered by the first"
+    assert f"warning: keyed is already the name of {made.json['did']}" in again[0].err
+    warned = place.there("ann", "identities", "add", "--name", "keyed", "--json").json["warnings"]
+    assert "did:web:example.com:other" in warned[0]
+    ambiguous = both(place, "identities", "revoke", "keyed", "--reason", "lost", "--json")
+    assert [one.json["error"]["error_code"] for one in ambiguous] == ["E3004", "E3004"]
+    assert bare(ambiguous[0].json["error"]["message"]) == bare(ambiguous[1].json["error"]["message"])
+    token = place.there("ann", "token", "issue", "--agent", "faraway", "--ttl", "10m").out
+    gone = [end("ann", "identities", "revoke", name, "--reason", "lost") for name, end in
+            (("near", place.here), ("faraway", place.there))]  # fmt: skip
+    assert [one.code for one in gone] == [0, 0], gone[1].err
+    assert gone[1].out.replace("faraway", "near") == gone[0].out
+    refused = place.there("ann", "token", "inspect", token.strip(), "--json")
+    assert (refused.code, refused.json["valid"]) == (1, False)
+    unknown = place.there("ann", "identities", "revoke", "did:web:example.com:nobody", "--reason", "lost", "--json")
+    assert unknown.json["error"]["error_code"] == "E3207"
+
+
+def test_signing_keys_are_made_and_retired_alike_and_their_private_halves_stay_on_the_server(place: Place) -> None:
+    first = place.there("ann", "keys", "rotate", "--alg", "ES256", "--json")
+    assert (first.code, first.json["algorithm"], first.json["signs"]) == (0, "ES256", True), first.out
+    assert set(first.json) == {"kid", "algorithm", "made", "signs"}
+    (file,) = (place.cli.home / "keys" / "issuer").glob(f"*.{first.json['kid']}.pem")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    issued = place.there("ann", "token", "issue", "--agent", "scout", "--ttl", "10m").out.strip()
+    assert place.there("ann", "token", "inspect", issued).code == 0
+    second = both(place, "keys", "rotate", "--json")
+    assert [(one.code, one.json["algorithm"]) for one in second] == [(0, "ES256")] * 2
+    signing = place.there("ann", "keys", "retire", second[1].json["kid"], "--json")
+    assert (signing.code, signing.json["error"]["error_code"]) == (1, "E3411")
+    retired = place.there("ann", "keys", "retire", first.json["kid"], "--reason", "replaced")
+    assert (retired.code, not file.exists()) == (0, True), retired.err
+    assert f"{first.json['kid']} is retired; what it signed is void" in retired.out
+    assert place.there("ann", "token", "inspect", issued).code == 1
+    assert place.here("ann", "keys", "retire", second[0].json["kid"]).code == 0
+    taken = both(place, "keys", "init", "--json")
+    assert [one.code for one in taken] == [1, 1]
+    assert taken[0].json["error"]["error_code"] == taken[1].json["error"]["error_code"]
+    public = place.there("eve", "keys", "jwks").json["keys"]
+    assert second[1].json["kid"] in [one["kid"] for one in public]
+    assert not any("d" in one for one in public)
+
+
+def test_the_settings_of_a_server_are_those_it_was_started_with(place: Place) -> None:
+    settings = place.cli.home / "settings.toml"
+    before = settings.read_text()
+    settings.write_text("recommend_callers = 7\n" + before)
+    try:
+        here, there = both(place, "config", "show", "recommend_callers", "--json")
+    finally:
+        settings.write_text(before)
+    assert [one.json["settings"][0]["value"] for one in (here, there)] == [7, 3]
+    assert there.json["settings"][0]["source"] == "default"
+    assert "home" not in there.json
+    misspelled = both(place, "config", "show", "recomend_callers")
+    assert [one.code for one in misspelled] == [2, 2]
+    assert "did you mean `recommend_callers`?" in misspelled[1].err
+
+
+def test_tools_are_recommended_to_the_holder_of_a_token_alike(place: Place) -> None:
+    for number in range(3):
+        issued = place.cli("token", "issue", "--agent", f"user-{number}")
+        (place.cli.path / f"user-{number}.token").write_text(issued.out)
+        for words in (("demo.balance", '{"account": "cash"}'), ("demo.count", '{"file": "/"}')):
+            assert place.there(f"user-{number}", "call", *words).code == 0
+    here, there = (end("eve", "tools", "recommend", "demo.balance") for end in (place.here, place.there))
+    assert (here.code, there.code) == (0, 0), there.err
+    assert "demo.count" in there.out
+    assert there.out == here.out
+    told = [end("eve", "tools", "recommend", "demo.balance", "--json").json for end in (place.here, place.there)]
+    assert told[0] == told[1]
+    hidden = both(place, "tools", "recommend", "demo.nothing", "--json")
+    assert [one.json["error"]["error_code"] for one in hidden] == ["E3101", "E3101"]
+
+
+def cut_off(place: Place, key: str) -> str:
+    """Kill a write of a process beside the server in its middle; the call that nobody can know the outcome of."""
+    alive = set(stores.lives(place.cli.store))
+    place.cli.kill("call", "demo.post", '{"account": "cash", "cents": 500}', "--key", key)
+    if dead := set(stores.lives(place.cli.store)) - alive:
+        stores.bury(place.cli.store, *dead)
+    (call,) = [one["invocation_id"] for one in place.cli.ask("calls", "reconcile")["unknown"] if one["key"] == key]
+    return call
+
+
+def test_a_call_of_unknown_outcome_is_settled_at_a_server(place: Place) -> None:
+    happened, not_happened = cut_off(place, "cut-one"), cut_off(place, "cut-two")
+    here, there = both(place, "calls", "reconcile")
+    assert (there.code, happened in there.out, not_happened in there.out) == (0, True, True), there.err
+    assert there.out == here.out
+    misfit = both(place, "calls", "reconcile", happened, "--happened", "--result", '{"entry": "one"}', "--json")
+    assert [one.json["error"]["error_code"] for one in misfit] == ["E3004", "E3004"]
+    assert misfit[1].json["error"]["message"] == misfit[0].json["error"]["message"]
+    unsaid = place.there("ann", "calls", "reconcile", happened, "--happened")
+    assert (unsaid.code, "returns something; say what it was" in unsaid.err) == (1, True)
+    assert place.there("ann", "calls", "reconcile", happened).code == 2
+    for call in (happened, not_happened):
+        refused = place.there("eve", "calls", "reconcile", call, "--did-not-happen", "--json")
+        assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206")
+    result = '{"entry": 1, "balance": 1500}'
+    settled = place.there("ann", "calls", "reconcile", happened, "--happened", "--result", result)
+    assert (settled.code, "it happened; its key answers with this result" in settled.out) == (0, True), settled.err
+    freed = place.there("ann", "calls", "reconcile", not_happened[:20], "--did-not-happen", "--json")
+    assert (freed.json["settled"]["invocation_id"], freed.json["settled"]["happened"]) == (not_happened, False)
+    record = place.there("ann", "calls", "show", not_happened, "--json").json["records"][-1]["record"]
+    assert (record["kind"], record["by"]) == ("settled", freed.json["settled"]["by"])
+    assert record["by"].startswith("did:")
+    replayed = place.cli.ask("call", "demo.post", '{"account": "cash", "cents": 500}', "--key", "cut-one")
+    assert (replayed["metadata"]["replayed"], replayed["structured_content"]) == (True, json.loads(result))
+    twice = place.there("ann", "calls", "reconcile", happened, "--did-not-happen", "--json")
+    assert twice.json["error"]["error_code"] == "E3702"
+
+
+# Commands that need a right at a server. A holder of no scopes is refused each of them.
+ADMINISTERING = [
+    ("identities", "list"), ("identities", "add", "--name", "more"), ("identities", "revoke", "bob", "--reason", "x"),
+    ("keys", "list"), ("keys", "init"), ("keys", "rotate"), ("keys", "retire", "x"), ("config", "show"),
+    ("calls", "reconcile"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", ADMINISTERING, ids=" ".join)
+def test_a_caller_without_the_right_administers_nothing(place: Place, words: tuple[str, ...]) -> None:
+    refused = place.there("eve", *words, "--json")
+    assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206")
+
+
+def test_an_issuer_of_another_tenant_sees_its_identities_alone_and_changes_no_keys(place: Place) -> None:
+    did = place.cli("identities", "add", "--name", "mia", "--tenant", "acme").out.strip()
+    issued = place.cli("token", "issue", "--agent", did, "--scope", "tokens:issue", "--scope", "policy:admin",
+                       "--scope", "calls:reconcile")  # fmt: skip
+    (place.cli.path / "mia.token").write_text(issued.out)
+    listed = place.there("mia", "identities", "list", "--json").json["identities"]
+    assert [(one["did"], one["tenant"]) for one in listed] == [(did, "acme")]
+    for words in ADMINISTERING[1:]:
+        refused = place.there("mia", *words, "--json")
+        assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206"), words
+
+
 # Tokens and the journal
 
 
@@ -605,8 +775,8 @@ def test_a_reviewer_watches_the_tickets_of_a_server(place: Place) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("backup", "copy"), ("restore", "copy"), ("keys", "list"), ("doctor",), ("serve",), ("secrets", "list"),
-        ("identities", "list"), ("tools", "add", "x.py"), ("calls", "reconcile"), ("audit", "purge"), ("demo",),
+        ("backup", "copy"), ("restore", "copy"), ("doctor",), ("serve",), ("tools", "add", "x.py"), ("audit", "purge"),
+        ("demo",),
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -615,6 +785,14 @@ def test_a_command_for_the_data_directory_itself_says_so(place: Place, words: tu
     refused = place.there("ann", *words)
     assert refused.code == 2
     assert "works on a data directory itself" in refused.err
+
+
+@pytest.mark.parametrize("words", [("list",), ("set", "mail", "-"), ("remove", "mail"), ("rotate-key",)], ids=" ".join)
+def test_stored_credentials_are_never_handled_through_a_server(place: Place, words: tuple[str, ...]) -> None:
+    refused = place.there("ann", "secrets", *words)
+    assert refused.code == 2
+    assert "handles stored credentials, which neither come from nor leave their machine by a server" in refused.err
+    assert "run it where the directory is" in refused.err
 
 
 def test_what_needs_neither_runs_all_the_same(place: Place) -> None:

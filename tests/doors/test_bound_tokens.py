@@ -227,11 +227,15 @@ ABOUT_TICKETS: dict[str, Ask] = {
 # Listings: tested below by what they list.
 LISTINGS = {"GET /v1/approvals", "approvals.list", "GET /v1/approvals/standing", "GET /v1/calls", "calls.list", "Calls"}
 # Operations about no call of the caller's, and those that make one. Deciding on tickets is for people with a token of
-# their own, which tests/doors/test_reviewers.py holds; records and exports are for auditors.
+# their own, which tests/doors/test_reviewers.py holds; records and exports are for auditors, calls of
+# unknown outcome for those who hold `calls:reconcile` and operate the server.
 OTHERS = {
     "POST /v1/tools/register", "GET /v1/tools", "POST /v1/tools/invoke", "POST /v1/tools/negotiate",
     "GET /v1/surface", "POST /v1/tools/load", "tools.load", "surface.show", "Load", "Surface",
-    "POST /v1/tools/select", "tools.select", "Select",
+    "POST /v1/tools/select", "tools.select", "Select", "GET /v1/tools/recommendations", "tools.recommend", "Recommend",
+    "GET /v1/identities", "POST /v1/identities", "POST /v1/identities/revoke", "GET /v1/keys", "POST /v1/keys",
+    "POST /v1/keys/retire", "GET /v1/keys/jwks", "GET /v1/settings",
+    "GET /v1/calls/unknown", "POST /v1/calls/{invocation_id}/settle",
     "GET /v1/tools/declarations", "POST /v1/tools/calls", "GET /v1/tools/{tool_id}", "GET /v1/tools/{tool_id}/versions",
     "POST /v1/tools/{tool_id}/deprecate", "POST /v1/approvals/standing", "DELETE /v1/approvals/standing/{standing_id}",
     "POST /v1/approvals/{ticket_id}/approve", "POST /v1/approvals/{ticket_id}/deny", "GET /v1/budgets",

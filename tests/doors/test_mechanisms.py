@@ -11,9 +11,10 @@ import pytest
 import pytest_asyncio
 
 from interlock import Caller, Interlock
+from interlock.api.history import find
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
-from interlock.cli.history import explain, find
+from interlock.cli.history import explain
 from interlock.testing import FakeClock
 from tests import sample
 from tests.support.identities import did_of

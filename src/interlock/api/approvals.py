@@ -176,6 +176,15 @@ async def shows(parts: Parts, ticket: Ticket, by: Caller) -> bool:
     return await parts.ownership.reaches(by, facts)
 
 
+async def visible_ticket(parts: Parts, ticket_id: str, *, by: Caller | None) -> Ticket:
+    """A ticket by its id or a part of it, for a caller who may see it (E3702); any, if `by` is None, for the owner of
+    the data directory."""
+    ticket = await parts.approvals.show(ticket_id, by=by)
+    if by is not None and not await shows(parts, ticket, by):
+        raise no_ticket(ticket_id)
+    return ticket
+
+
 async def notified_channels(journal: Store, ticket: Ticket) -> list[str]:
     """The channels by which people were notified of a ticket."""
     return await journal.read(lambda reader: notifications.sent_channels(reader, ticket.id))

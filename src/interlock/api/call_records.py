@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from interlock.api.history import find
 from interlock.call.phases import Reason, Request
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
@@ -82,6 +83,16 @@ class CallRecords:
             why = await parts.journal.read(lambda reader: payloads.reason(reader, ref))
             raise Failure("E3702", f"the payload `{ref}` is gone: {why}")
         return body
+
+    async def payload_of(self, call: str, *, by: Caller) -> str:
+        """The reference of the result of a call that was kept, by the id of the call or its beginning (E3702)."""
+        parts = self._parts
+        history = await find(parts.journal, call, by)
+        ref = f"payload:{history.facts.get('replayOf') or history.call}"
+        if not await parts.journal.read(lambda reader: payloads.exists(reader, ref)):
+            files = "its files: interlock calls save" if history.facts.get("artifacts") else "see interlock calls show"
+            raise Failure("E3702", f"call {history.call} has no result that was kept", resolution=files)
+        return ref
 
     async def checkpoints(self, call_id: str, *, by: Caller) -> list[Checkpoint]:
         """The checkpoints that a call has saved, oldest first. Only for the caller that made it."""

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from interlock.default_settings import Effective
     from interlock.store.home import Home
     from interlock.store.port import Reader
-    from interlock.store.schema_status import Status
 
 
 def home_at(path: Path, store: str | None = None, store_admin: str | None = None) -> Home:
@@ -29,18 +28,19 @@ def home_at(path: Path, store: str | None = None, store_admin: str | None = None
     return homes.home_at(path, store, store_admin)
 
 
+def first_texts() -> dict[str, str]:
+    """The texts of policy and principals that a new data directory begins with, by the names of the files."""
+    from interlock.authority.cedar import DEFAULT as POLICY
+    from interlock.authority.default_principals import DEFAULT as PRINCIPALS
+
+    return {"policy.cedar": POLICY, "principals.toml": PRINCIPALS}
+
+
 def settings_of(home: Home) -> Effective:
     """The settings in effect of a data directory, each with its source."""
     from interlock.store import shared_config
 
     return shared_config.settings_of(home)
-
-
-def schema_status(home: Home) -> Status:
-    """The schema of a database, without changing it. Refuses (E3804) where there is none, or it is not ours."""
-    from interlock.store.schema_status import status
-
-    return status(home)
 
 
 def reader_at_rest(path: Path, within: ExitStack) -> Reader | None:

@@ -61,7 +61,7 @@ class Opening(Generic[T]):
     async def start(self) -> T:
         """Open without a context manager; close it yourself."""
         self._home.prepare()
-        settings = settings_of(self._home, **self._settings).settings
+        settings, sources = settings_of(self._home, **self._settings)
         if self._home.new:
             # INVARIANT: these come before the database and never after it: where there is one, a missing policy denies.
             make_defaults(self._home.policy, self._home.principals)
@@ -75,6 +75,7 @@ class Opening(Generic[T]):
             caller=self._caller,
             registry=self._registry,
         )
+        parts.setting_sources = sources
         for hook in hooks:
             parts.hooks.registered.append(hook)
         try:

@@ -8,7 +8,7 @@ Everything that an operation needs is an attribute here. Operations live in modu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,8 @@ class Parts:
     ) -> None:
         self.home = home
         self.settings = settings
+        # Where the settings come from that are not at their default. Opening a data directory sets it.
+        self.setting_sources: Mapping[str, str] = {}
         self.clock = clock
         self._storage = storage = Storage.open(home, settings, clock, store_clock)
         self.journal, self.readers, self.instance = storage.journal, storage.readers, storage.instance

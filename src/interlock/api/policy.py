@@ -20,6 +20,7 @@ from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, pointer
 from interlock.store import decisions, records
+from interlock.store.shared_config import text_of
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -134,6 +135,11 @@ class Policy:
         parts.messages.policy_changed(named)
         await parts.journal.changes.look()
         return {"forgotten": True, "subjects": named}
+
+
+def shared_text(parts: Parts) -> str | None:
+    """The policy that all machines share; None for a data directory with a policy of its own."""
+    return text_of(parts.home, POLICY)
 
 
 def _require_policy(by: Caller) -> None:

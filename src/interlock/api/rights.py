@@ -1,8 +1,9 @@
 """The rights of callers: the scopes that they hold, and the tenant that they belong to.
 
     tools:admin      register and deprecate tools, upstreams       policy:read     see, check and explain the policy
-    tokens:issue     issue and revoke tokens                       policy:admin    change it
+    tokens:issue     tokens, identities, signing keys              policy:admin    change it, see the settings
     audit:read       read the journal, which is recorded           approvals       by the groups that a ticket names
+    calls:reconcile  settle calls whose outcome is unknown
 
 Callers of the tenant `local` operate the server and see all of it; others see what belongs to their tenant. Tools,
 upstreams and the policy are shared by all tenants, so other tenants can neither see nor change them, whatever scopes

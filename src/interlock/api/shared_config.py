@@ -21,6 +21,8 @@ from interlock.store import shared_config
 from interlock.store.shared_config import FILES, POLICY, PRINCIPALS, SETTINGS, SharedConfig
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
     from interlock.data.schema import Json
@@ -97,6 +99,22 @@ class SharedConfiguration:
         parts.messages.policy_changed(None)
         await parts.journal.changes.look()
         return pushed
+
+    async def push_files(self, folder: Path | None, *, by: Caller, instead_of: int | None) -> SharedConfig:
+        """Push the files of a directory that has some of them; those of the data directory where none is named."""
+        home = self._parts.home
+        if folder is None and home.shared is not None:
+            raise Failure(
+                "E3411",
+                "this data directory follows the shared configuration, so its own files do not count",
+                resolution="interlock config pull DIR, change the files there, then: interlock config push --from DIR",
+            )
+        place = folder or home.path
+        try:
+            texts = {name: (place / name).read_text() for name in FILES if (place / name).exists()}
+        except (OSError, UnicodeDecodeError):
+            raise Failure("E3004", "a file of the configuration cannot be read as text") from None
+        return await self.push(texts, by=by, instead_of=instead_of)
 
     async def rollback(self, version: int, *, by: Caller) -> SharedConfig:
         """Put the texts of an earlier version in force again, as a new version."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from interlock.api.identities import make_identity
 from interlock.api.rights import require, same_place
 from interlock.authority.delegation import delegate_offline
 from interlock.authority.identities import Identity
+from interlock.authority.keys import load_private
 from interlock.call.capability import AS_ABOVE, ToolGrant, is_did
 from interlock.call.context import Caller, CallerKind
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from interlock.api.parts import Parts
 
 
@@ -76,12 +80,13 @@ class Tokens:
         resources: Sequence[str] | None = None,
         constraints: Mapping[str, Any] | None = None,
         ttl_s: int | None = None,
-        private: Any = None,
+        key_file: Path | None = None,
     ) -> Json:
         """Delegate a token, narrowed. Holding it is the right to; only registering a new name needs `tokens:issue`.
 
-        With `private`, the signing key of the token's holder, it is signed with that instead of this server's key.
+        With `key_file`, the private key of the token's holder, it is signed with that instead of this server's key.
         """
+        private = None if key_file is None else load_private(key_file)
         registered: list[str] = []
         narrowing: Json = {
             "subject": (await self._somebody(to, "agent", by, registered)).did,
@@ -144,17 +149,6 @@ async def refuse_namesake(parts: Parts, name: str) -> None:
     if bearers:
         whose = ", ".join(f"of {one.tenant}: {one.did}" for one in bearers)
         raise Failure("E3207", f"`{name}` is {whose}; name it by its DID, or register another `{name}` in local first")
-
-
-async def make_identity(parts: Parts, *, by: Caller, **facts: Any) -> Identity:
-    """Register an identity under a new did:key, whose private key is stored in the data directory."""
-    from interlock.authority.dids import make_did_key
-    from interlock.authority.keys import keep_private, make_private
-
-    private = make_private("EdDSA")
-    did = make_did_key(private.public_key())
-    keep_private(parts.home.keys / "identities" / f"{did.rpartition(':')[2]}.pem", private)
-    return await parts.identities.register(Identity(did=did, **facts), by=by.acting)
 
 
 def tool_grants(tools: Sequence[str]) -> list[ToolGrant]:

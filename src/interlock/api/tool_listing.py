@@ -54,15 +54,16 @@ def _availability(origin: str, available: set[str]) -> str:
     return "AVAILABLE" if not origin.startswith("upstream:") or origin in available else "UNAVAILABLE"
 
 
-def catalog_at_rest(reader: Reader) -> Catalog:
-    """The catalog of a data directory that is not open. It finds versions, and loads none of their functions."""
+def version_at_rest(reader: Reader, name: str, spec: str | None) -> Version:
+    """The same as `any_version`, of a data directory that is not open. No function of a tool is loaded."""
     from pathlib import Path
 
     from interlock.core.clock import Clock
     from interlock.registry.catalog import Catalog
-    from interlock.store.at_rest import StoreAtRest
+    from interlock.store.at_rest import StoreAtRest, at_once
 
-    return Catalog(cast("Store", StoreAtRest(reader)), Clock(), Path(os.devnull))
+    catalog = Catalog(cast("Store", StoreAtRest(reader)), Clock(), Path(os.devnull))
+    return at_once(any_version(catalog, name, spec))
 
 
 async def any_version(catalog: Catalog, name: str, spec: str | None) -> Version:

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from interlock.approvals.tickets import rejection
 from interlock.core.errors import Failure
 from interlock.resilience.retry import Pacing, call_with_retries
 
@@ -33,7 +32,7 @@ async def wait_for_decision(parts: Parts, pending: Result, *, within_s: float | 
                 if (await parts.approvals.show(ticket_id)).state == "APPROVED":
                     raise
                 continue  # another process was quicker
-        failure = rejection(ticket)
+        failure = ticket.rejection()
         if failure is not None:
             metadata = {**pending.metadata, "approval": ticket.outcome()}
             return replace(pending, state="denied", error=failure, metadata=metadata)

@@ -9,6 +9,7 @@ import orjson
 
 from interlock.approvals import mechanism
 from interlock.core.clock import iso, new_id
+from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 
 if TYPE_CHECKING:
@@ -184,6 +185,14 @@ class Ticket:
         """The reason why it was denied by timeout, if it was."""
         words = {"AUTO_DENIED": "nobody decided", "LAPSED": "it was approved, but not run"}.get(self.state)
         return None if words is None else f"{words} before {iso(self.expires_ms)}"
+
+    def rejection(self) -> Failure | None:
+        """The failure for its caller, if it ended without an approval."""
+        if not self.rejected:
+            return None
+        no = f"{self.resolved_by} said no" + (f": {self.comment}" if self.comment else "")
+        details = {"ticketId": self.id, "status": self.state, "invocation_id": self.call, "approval": self.outcome()}
+        return Failure("E3209", f"{self.ref} was not approved: {self.late() or no}", details=details)
 
     def outcome(self) -> Json | None:
         """The mechanism and the person or rule that decided it; None while it is open, and if it became void."""

@@ -359,7 +359,7 @@ def use(transaction: Transaction, wish: Ticket, call: str) -> None:
     ticket = load(transaction, wish.id)
     # INVARIANT: an approval is used once, before it expires, for exactly what was approved.
     if ticket.state != "APPROVED" or transaction.now_ms >= ticket.expires_ms or not ticket.same_wish(wish):
-        raise rejection(_as_aged(transaction, ticket)) or Failure(
+        raise _as_aged(transaction, ticket).rejection() or Failure(
             "E3410", f"ticket {ticket.id} is {ticket.state}; ask again", retry_after_ms=10
         )
     if not _on_record(transaction, ticket):
@@ -421,18 +421,6 @@ def withdraw(call: str, by: str) -> Unit[Ticket | None]:
         return load(transaction, ticket.id)
 
     return unit
-
-
-def rejection(ticket: Ticket) -> Failure | None:
-    """The failure for a caller whose ticket ended without an approval."""
-    if not ticket.rejected:
-        return None
-    no = f"{ticket.resolved_by} said no" + (f": {ticket.comment}" if ticket.comment else "")
-    why = ticket.late() or no
-    details = {
-        "ticketId": ticket.id, "status": ticket.state, "invocation_id": ticket.call, "approval": ticket.outcome(),
-    }  # fmt: skip
-    return Failure("E3209", f"{ticket.ref} was not approved: {why}", details=details)
 
 
 # Time

@@ -27,7 +27,7 @@ import orjson
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.record import NamedTuple
-from interlock.net.s3 import Account, Bucket
+from interlock.net.s3 import Account, Bucket, is_address
 
 Tier = Literal["hot", "warm", "cold"]
 Kind = Literal["interlock", "records", "checkpoints"]
@@ -174,6 +174,12 @@ def _inside(target: Path, name: str) -> Path:
     return target / path
 
 
+def chosen_kind(address: str) -> Kind | None:
+    """The kind of what an address names in an archive; None if it names nothing there."""
+    named = _CHOSEN.match(urlsplit(address).path.strip("/")) if is_address(address) else None
+    return None if named is None else cast("Kind", named[4])
+
+
 @asynccontextmanager
 async def archive_at(address: str, credential: str = "") -> AsyncGenerator[Archive]:
     """The archive at an address. Without a credential, KEY_ID:SECRET, it is that of the environment."""
@@ -186,8 +192,3 @@ async def archive_at(address: str, credential: str = "") -> AsyncGenerator[Archi
         yield Archive(bucket, prefix, chosen)
     finally:
         await bucket.close()
-
-
-def is_archive(place: str) -> bool:
-    """Whether a place is an address of an archive and not a directory."""
-    return place.startswith("s3://")

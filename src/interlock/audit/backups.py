@@ -17,11 +17,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.audit.archive import archive_at, is_archive
+from interlock.audit.archive import archive_at
 from interlock.audit.chain import ChainVerdict, verify
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.record import NamedTuple
+from interlock.net.s3 import is_address
 from interlock.store import facts
 from interlock.store.backup import Copy, Progress, contents, copied
 from interlock.store.copying import Contents, filled
@@ -175,7 +176,7 @@ def make(
     `credential` is that of an object store; without it, that of the environment.
     """
     place = settings.backup_to or ""
-    if is_archive(place):
+    if is_address(place):
         made = make_archived(home, place, settings.backup_tier, now, pages, records, credential=credential)
         asyncio.run(_expire(place, now, credential))
         return made
@@ -225,7 +226,7 @@ def make_before(
     records: Callable[[int], None] | None = None,
 ) -> Path:
     """Make a backup before something is changed: with the scheduled ones in a folder, or beside the data directory."""
-    if settings.backup_to is not None and not is_archive(settings.backup_to):
+    if settings.backup_to is not None and not is_address(settings.backup_to):
         return Path(make(home, settings, now, pages, records)[0])
     path = home.path.absolute()
     path = path.with_name(f"{path.name}-before-{change}-{now.astimezone(UTC).strftime(_TIME)}")

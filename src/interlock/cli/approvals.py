@@ -39,7 +39,6 @@ from interlock.core.expressions import expression
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from interlock.api.interlock import Interlock
     from interlock.approvals.standing import Standing
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
     from interlock.store.port import Reader
-    from interlock.store.sealing import Box
 
 Json = dict[str, Any]
 
@@ -69,16 +67,6 @@ def approvals() -> None:
 # Looking
 
 
-async def _looked_up(app: Interlock, ticket_id: str, token: str | None) -> Ticket:
-    who = None if token is None else await acting(app, token)
-    ticket = await app.approvals.show(ticket_id, by=who)
-    if who is not None and not await concerns(app, ticket, who):
-        from interlock.approvals.tickets import no_ticket
-
-        raise no_ticket(ticket_id)
-    return ticket
-
-
 async def _list_at_server(server: Server, out: Output, /, every: bool) -> int:
     from interlock.cli.restored import ticket_of
 
@@ -88,29 +76,12 @@ async def _list_at_server(server: Server, out: Output, /, every: bool) -> int:
 
 
 def _list_at_rest(reader: Reader, out: Output, /, every: bool) -> int | None:
-    from interlock.approvals.tickets import listing
+    from interlock.api import at_rest
 
-    found = listing(reader, every=every)
-    if found:
-        box = _box(out.session.path)
-        if box is None:
-            return None
-        found = [one.opened(box) for one in found]
-    return _answer_list(out, AtRest(reader, out.session.path), found, _NONE[every, False])
-
-
-def _box(path: Path) -> Box | None:
-    """The box that opens sealed parts of tickets; None if the settings may name another place for its keys."""
-    import os
-
-    from interlock.store.home import Home
-
-    home = Home(path)
-    if home.settings.exists() or "INTERLOCK_SECRETS_KEY" in os.environ:
+    found = at_rest.tickets(reader, out.session.path, every=every)
+    if found is None:
         return None
-    from interlock.store.sealing import Box
-
-    return Box(home.keys)
+    return _answer_list(out, AtRest(reader, out.session.path), found, _NONE[every, False])
 
 
 @approvals.command("list")
@@ -184,12 +155,11 @@ async def _whole_id(server: Server, given: str) -> str:
 
 
 def _show_at_rest(reader: Reader, out: Output, /, ticket_id: str) -> int | None:
-    from interlock.approvals.tickets import load
+    from interlock.api import at_rest
 
-    box = _box(out.session.path)
-    if box is None:
+    ticket = at_rest.ticket(reader, out.session.path, ticket_id)
+    if ticket is None:
         return None
-    ticket = load(reader, ticket_id).opened(box)
     viewer = AtRest(reader, out.session.path, ticket)
     out.answer(document(viewer, ticket), lambda page: show_ticket(viewer, page, ticket))
     return 0
@@ -207,7 +177,10 @@ async def show(app: Interlock, out: Output, /, ticket_id: str, token: str | None
     \b
     interlock approvals show 7859c2
     """
-    ticket = await _looked_up(app, ticket_id, token)
+    from interlock.api.approvals import visible_ticket
+
+    who = None if token is None else await acting(app, token)
+    ticket = await visible_ticket(app, ticket_id, by=who)
     viewer = await Local.of(app, ticket)
     out.answer(document(viewer, ticket), lambda page: show_ticket(viewer, page, ticket))
     return 0
@@ -571,9 +544,9 @@ async def _standings_at(server: Server) -> list[Standing]:
 
 
 def _standing_at_rest(reader: Reader, out: Output, /) -> int:
-    from interlock.approvals.standing import listing
+    from interlock.api.at_rest import standing_approvals
 
-    return _answer_standing(out, AtRest(reader, out.session.path), listing(reader))
+    return _answer_standing(out, AtRest(reader, out.session.path), standing_approvals(reader))
 
 
 @approvals.command("standing")

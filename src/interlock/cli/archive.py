@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, over_home, require, without_home
+from interlock.cli.command import Output, over_home, without_home
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
     from interlock.api.interlock import Interlock
-    from interlock.audit.archive import Archive, Archived
     from interlock.cli.render import Page
+
+Json = dict[str, Any]
 
 
 @click.group(short_help="Backups in an S3-compatible store.")
@@ -42,23 +40,27 @@ def list_(out: Output, /, address: str) -> int:
     """
     import asyncio
 
-    async def ask() -> list[Archived]:
-        async with _at(address) as found:
-            with out.working(f"looking at {address} …"):
-                return await found.list()
+    from interlock.api.archives import list_archived
 
-    backups = asyncio.run(ask())
+    _check(address)
+    with out.working(f"looking at {address} …"):
+        found = asyncio.run(list_archived(address))
 
     def show(page: Page) -> None:
-        if not backups:
+        if not found:
             page.line("nothing yet; make a backup: interlock backup s3://BUCKET/PREFIX")
             return
         state = {True: "whole", False: "not finished"}
-        rows = [(one.name, f"until {_until(one):%Y-%m-%d %H:%M}", state[one.whole]) for one in backups]
-        page.table(rows, ("", "", ""))
+        page.table(
+            [(one["name"], f"until {_minute(one['until'])}", state[one["whole"]]) for one in found], ("", "", "")
+        )
 
-    out.answer({"backups": [_document(one) for one in backups]}, show)
+    out.answer({"backups": found}, show)
     return 0
+
+
+def _minute(stamp: str) -> str:
+    return stamp[:16].replace("T", " ")
 
 
 @archive.command(short_help="Get archived records or checkpoints back.")
@@ -75,56 +77,38 @@ async def restore(app: Interlock, out: Output, /, address: str, to: Path | None)
     interlock archive restore s3://backups/interlock/cold/checkpoints-20261118T031500Z
     interlock archive restore s3://backups/interlock/cold/records-20261118T031500Z --to records
     """
-    import tempfile
+    from interlock.api.archives import check_restorable, get_checkpoints, get_records
 
-    from interlock.audit.archive import archive_at, is_archive
-    from interlock.audit.archiving import CHECKPOINTS, put_checkpoints_back
+    if (fault := check_restorable(address, to)) is not None:
+        raise click.UsageError(fault)
 
-    require(app.caller, "policy:admin", "reading an archive")
-    kind = address.rstrip("/").rpartition("/")[2].partition("-")[0]
-    if not is_archive(address) or kind not in ("records", "checkpoints"):
-        raise click.UsageError("name archived records or checkpoints as interlock archive list does, after the address")
-    if (kind == "records") != (to is not None):
-        raise click.UsageError("records need --to DIRECTORY" if kind == "records" else "--to is for records")
-    credential = await app.background.archive_credential()
-    with tempfile.TemporaryDirectory(prefix="interlock-archive-") as place:
-        async with archive_at(address, credential) as found:
-            if not found.chosen:
-                raise click.UsageError("the address names nothing that interlock archive list shows")
-            with out.working("reading …"):
-                name = await found.fetch(
-                    Path(place), lambda done, all_: out.progress("reading", 100 * done / max(all_, 1))
-                )
-        if to is not None:
-            return _show_records(out, Path(place), to, name)
-        count = await put_checkpoints_back(app.journal, Path(place) / CHECKPOINTS, by=app.caller.id, name=name)
-    out.answer({"archived": name, "checkpoints": count}, lambda page: page.line(f"{count:,} checkpoints put back"))
+    def tell(done: int, total: int) -> None:
+        out.progress("reading", 100 * done / max(total, 1))
+
+    with out.working("reading …"):
+        if to is None:
+            document = await get_checkpoints(app, address, by=app.caller, progress=tell)
+        else:
+            document = await get_records(app, address, to, by=app.caller, progress=tell)
+    if to is not None:
+        return _answer_records(out, document)
+    out.answer(document, lambda page: page.line(f"{document['checkpoints']:,} checkpoints put back"))
     return 0
 
 
-def _show_records(out: Output, fetched: Path, to: Path, name: str) -> int:
-    """Put fetched records in their place, and say whether they verify."""
-    import shutil
-
-    from interlock.audit.archiving import RECORDS, verify_records
-    from interlock.core.errors import Failure
-
-    if to.exists():
-        words = f"`{to}` is there already; nothing was written"
-        raise Failure("E3411", words, resolution="choose a directory that does not exist")
-    verdict = verify_records(fetched / RECORDS)
-    to.mkdir(parents=True, mode=0o700)
-    path = Path(shutil.copy(fetched / RECORDS, to / RECORDS))
+def _answer_records(out: Output, document: Json) -> int:
+    """Say where records were written, and whether they verify."""
+    verdict, path = document["verdict"], document["out"]
 
     def show(page: Page) -> None:
         from interlock.cli.render import BAD, GOOD
 
-        state = "intact" if verdict.intact else f"broken: {verdict.faults[0].what}"
-        page.line(GOOD if verdict.intact else BAD, f" {verdict.records:,} records written to {path} · {state}")
+        state = "intact" if verdict["intact"] else f"broken: {verdict['faults'][0]['what']}"
+        page.line(GOOD if verdict["intact"] else BAD, f" {verdict['records']:,} records written to {path} · {state}")
         page.facts([("next", f"interlock audit verify --export {path} --public-key HEX")])
 
-    out.answer({"archived": name, "out": str(path), "verdict": verdict.document()}, show)
-    return 0 if verdict.intact else 1
+    out.answer(document, show)
+    return 0 if verdict["intact"] else 1
 
 
 @archive.command(short_help="Remove what is past the term of its tier.")
@@ -140,39 +124,25 @@ def expire(out: Output, /, address: str) -> int:
     """
     import asyncio
 
-    async def remove() -> list[Archived]:
-        async with _at(address) as found:
-            with out.working(f"removing what is past its term at {address} …"):
-                return await found.expire(datetime.now(UTC))
+    from interlock.api.archives import expire as remove
 
-    removed = asyncio.run(remove())
+    _check(address)
+    with out.working(f"removing what is past its term at {address} …"):
+        removed = asyncio.run(remove(address))
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
         page.line(GOOD, f" {len(removed):,} removed")
         for one in removed:
-            page.line(f"  {one.name}")
+            page.line(f"  {one['name']}")
 
-    out.answer({"removed": [_document(one) for one in removed]}, show)
+    out.answer({"removed": removed}, show)
     return 0
 
 
-def _at(address: str) -> AbstractAsyncContextManager[Archive]:
-    from interlock.audit.archive import archive_at, is_archive
+def _check(address: str) -> None:
+    from interlock.net.s3 import is_address
 
-    if not is_archive(address):
+    if not is_address(address):
         raise click.UsageError("an archive is written s3://BUCKET/PREFIX")
-    return archive_at(address)
-
-
-def _until(one: Archived) -> datetime:
-    from interlock.audit.archive import TERMS
-
-    return one.made + TERMS[one.tier]
-
-
-def _document(one: Archived) -> dict[str, Any]:
-    made = one.made.isoformat().replace("+00:00", "Z")
-    until = _until(one).isoformat().replace("+00:00", "Z")
-    return {"name": one.name, "kind": one.kind, "tier": one.tier, "made": made, "until": until, "whole": one.whole}

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from interlock.api.audit import Audit
+    from interlock.api.history import History
     from interlock.api.interlock import Interlock
-    from interlock.audit.chain import ChainVerdict
-    from interlock.cli.history import History
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
+
+Json = dict[str, Any]
 
 
 @click.group(short_help="Proof of what happened.")
@@ -61,13 +62,11 @@ def _head(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int
 
 
 async def _verify_at_server(server: Server, out: Output, /, exported: IO[bytes] | None, **given: Any) -> int:
-    from interlock.cli.restored import verdict_of
-
     if exported is not None or any(given.values()):
         raise click.UsageError("a server verifies its own journal, by its own keys; export it to verify it yourself")
-    verdict = verdict_of(await server.ask("GET", "/v1/audit/verify", timeout_s=600.0))
-    out.answer(verdict.document(), lambda page: _show_verdict(page, verdict, "database"))
-    return 0 if verdict.intact else 1
+    verdict = await server.ask("GET", "/v1/audit/verify", timeout_s=600.0)
+    out.answer(verdict, lambda page: _show_verdict(page, verdict, "database"))
+    return 0 if verdict["intact"] else 1
 
 
 @audit.command(short_help="Check the whole chain against its signed heads.")
@@ -103,9 +102,7 @@ def verify(
     interlock --home copy audit verify --database-only --public-key 7d32…
     interlock audit verify --export journal.jsonl --public-key 7d32…
     """
-    from interlock.api.homes import home_at
-    from interlock.audit.chain import verify as check
-    from interlock.audit.exported import verify_export
+    from interlock.api import journal_files
 
     if exported is not None and database_only:
         raise click.UsageError("--export and --database-only exclude each other: say which of them to verify")
@@ -113,48 +110,46 @@ def verify(
     def tell(done: int) -> None:
         out.progress(f"verifying: {done:,} records")
 
+    trusted: Any = {"public_key": public_key, "known_head": known_head, "progress": tell}
     try:
         if exported is not None:
-            verdict = verify_export(exported, public_key=public_key, known_head=known_head, progress=tell)
+            verdict = journal_files.verify_export(exported, **trusted)
         else:
-            home = home_at(out.session.path)
-            verdict = check(
-                home, public_key=public_key, known_head=known_head, database_only=database_only, progress=tell
-            )
+            verdict = journal_files.verify(out.session.path, database_only=database_only, **trusted)
     finally:
         out.progress("")
 
     def show(page: Page) -> None:
         _show_verdict(page, verdict, "database" if exported is None else "export")
-        if exported is not None and public_key is None and verdict.intact:
+        if exported is not None and public_key is None and verdict["intact"]:
             page.line("  by the key that the export itself names; hold it against one you noted: --public-key HEX")
 
-    out.answer(verdict.document(), show)
-    return 0 if verdict.intact else 1
+    out.answer(verdict, show)
+    return 0 if verdict["intact"] else 1
 
 
-def _show_verdict(page: Page, verdict: ChainVerdict, of: str) -> None:
+def _show_verdict(page: Page, verdict: Json, of: str) -> None:
     from interlock.cli.render import BAD, GOOD, Text, clock_time
-    from interlock.core.clock import iso
 
-    head = verdict.head[1]
-    signed = "not signed yet" if verdict.last_anchor_ms is None else f"signed {clock_time(iso(verdict.last_anchor_ms))}"
-    parts = [f"{verdict.records:,} records", "1 chain", f"head {head[:4]}…{head[-2:]} {signed}"]
-    if verdict.purged_through:
-        parts.append(f"{verdict.purged_through:,} retired")
-    word = Text("intact", "bold green") if verdict.intact else Text("broken", "bold red")
-    mark = GOOD if verdict.intact else BAD
-    page.line(mark, f" {' · '.join(parts)} · ", word, right=f"{verdict.seconds:.1f} s")
-    unsigned = verdict.head[0] - verdict.anchored_through
-    if verdict.intact and unsigned > 0:
+    head, intact = verdict["head"], verdict["intact"]
+    signed_at = verdict["last_anchor_at"]
+    signed = "not signed yet" if signed_at is None else f"signed {clock_time(signed_at)}"
+    parts = [f"{verdict['records']:,} records", "1 chain", f"head {head['hash'][:4]}…{head['hash'][-2:]} {signed}"]
+    if verdict["purged_through"]:
+        parts.append(f"{verdict['purged_through']:,} retired")
+    word = Text("intact", "bold green") if intact else Text("broken", "bold red")
+    page.line(GOOD if intact else BAD, f" {' · '.join(parts)} · ", word, right=f"{verdict['seconds']:.1f} s")
+    unsigned = head["seq"] - verdict["anchored_through"]
+    if intact and unsigned > 0:
         page.line(f"  the last {unsigned:,} are chained but not signed yet; interlock doctor tells if they should be")
-    if not verdict.anchors_file:
+    if not verdict["anchors_file"]:
         page.line(f"  of the {of} alone: that its end was cut back to an earlier anchor would not show")
-    shown = verdict.faults[:50]
+    faults: list[Json] = verdict["faults"]
+    shown = faults[:50]
     whole = "  the export" if of == "export" else "  data directory"
-    page.table([(f"  at record {fault.seq}" if fault.seq else whole, fault.what) for fault in shown])
-    if len(verdict.faults) > len(shown):
-        page.line(f"  and {len(verdict.faults) - len(shown):,} more; --json lists them all")
+    page.table([(f"  at record {fault['seq']}" if fault["seq"] else whole, fault["what"]) for fault in shown])
+    if len(faults) > len(shown):
+        page.line(f"  and {len(faults) - len(shown):,} more; --json lists them all")
 
 
 # export
@@ -284,51 +279,30 @@ async def purge(app: Interlock, out: Output, /, through: int | None, before: dat
     interlock audit purge
     interlock audit purge --before 2024-01-01 --yes
     """
-    import asyncio
     from datetime import UTC
-    from functools import partial
 
-    from interlock.audit import retention
+    from interlock.api.retention import purge as remove
 
-    require(app.caller, "policy:admin", "removing records")
-    now_ms = app.clock.now_ms()
+    def tell(done: int, expected: int) -> None:
+        out.progress(f"removed {done:,} of {expected:,} records", min(100.0, 100 * done / max(expected, 1)))
+
     before_ms = None if before is None else round(before.replace(tzinfo=UTC).timestamp() * 1000)
-    which = partial(retention.due, app.home, app.settings, now_ms=now_ms, through=through, before_ms=before_ms)
-    segments = await asyncio.to_thread(which)
-    freed = 0
-    if yes and (segments or through):
-        try:
-            credential = await app.background.archive_credential()
-            work = partial(
-                retention.purge, app.home, app.settings, now_ms=now_ms, by=app.caller.id, credential=credential
-            )
-            expected = sum(segment.records for segment in segments)
-
-            def tell(done: int) -> None:
-                out.progress(f"removed {done:,} of {expected:,} records", min(100.0, 100 * done / max(expected, 1)))
-
-            purging = partial(work, through=through, before_ms=before_ms, progress=tell)
-            segments = await asyncio.to_thread(purging)
-            alone = app.home.alive() == 1
-            freed = await asyncio.to_thread(partial(retention.shrink, app.home, rewrite=alone))
-        finally:
-            out.progress("")
-    count = sum(segment.records for segment in segments)
+    try:
+        found = await remove(app, by=app.caller, through=through, before_ms=before_ms, remove=yes, progress=tell)
+    finally:
+        out.progress("")
 
     def show(page: Page) -> None:
-        if not count:
+        if not found["records"]:
             page.line("nothing is past its term")
             return
-        span = f"{count:,} records, {segments[0].first_seq} to {segments[-1].last_seq}"
+        span = f"{found['records']:,} records, {found['first']} to {found['last']}"
         if yes:
-            page.line(f"{span}: removed; the file is {freed / 2**20:.1f} MiB smaller")
+            page.line(f"{span}: removed; the file is {found['freed_bytes'] / 2**20:.1f} MiB smaller")
         else:
             page.line(f"{span}: past their term; to remove them: interlock audit purge --yes")
 
-    first, last = (segments[0].first_seq, segments[-1].last_seq) if count else (None, None)
-    out.answer(
-        {"removed": yes and count > 0, "records": count, "first": first, "last": last, "freed_bytes": freed}, show
-    )
+    out.answer(found, show)
     return 0
 
 
@@ -349,34 +323,28 @@ def accept_tail(out: Output, /, reason: str | None, yes: bool) -> int:
     interlock audit accept-tail
     interlock audit accept-tail --reason "the clock was a day ahead until 14:00" --yes
     """
-    from interlock.api.authority import local_user
-    from interlock.api.homes import home_at
-    from interlock.audit.tail import accept, unsigned_tail
+    from interlock.api.journal_files import unsigned_tail
 
     reason = (reason or "").strip()
     if yes and not reason:
         raise click.UsageError("say why the records are genuine: --reason TEXT")
     refuse_token("accepting records")
-    home = home_at(out.session.path)
-    tail = unsigned_tail(home)
-    accepted = None
-    if yes and tail.fault is not None:
-        accepted = accept(home, tail, reason=reason, by=f"local:{local_user()}")
+    tail = unsigned_tail(out.session.path, accept_because=reason if yes else None)
 
     def show(page: Page) -> None:
-        if tail.fault is None:
+        if tail["fault"] is None:
             page.line("nothing needs to be accepted: the end of the journal is signed, or the next start signs it")
             return
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in tail.kinds.items())
-        page.line(f"{tail.records:,} unsigned records, {tail.first} to {tail.last}: {kinds}")
-        page.line(f"  made from {tail.earliest} to {tail.latest}")
-        page.line(f"  {tail.fault}")
-        if accepted is None:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in tail["kinds"].items())
+        page.line(f"{tail['records']:,} unsigned records, {tail['first']} to {tail['last']}: {kinds}")
+        page.line(f"  made from {tail['earliest']} to {tail['latest']}")
+        page.line(f"  {tail['fault']}")
+        if not tail["accepted"]:
             page.line("  if they are genuine: interlock audit accept-tail --reason TEXT --yes")
         else:
-            page.line(f"accepted and signed; record {accepted} says so")
+            page.line(f"accepted and signed; record {tail['record']} says so")
 
-    out.answer({**tail.document(), "accepted": accepted is not None, "record": accepted}, show)
+    out.answer(tail, show)
     return 0
 
 
@@ -405,7 +373,7 @@ async def explain(app: Interlock, out: Output, /, call_id: str) -> int:
     interlock audit explain 01JCXK2M4Q8Z
     """
     from interlock.api.audit import Audit
-    from interlock.cli.history import find
+    from interlock.api.history import find
 
     by = app.caller
     if "audit:read" not in by.scopes:  # within a tenant the scope is enough; to govern the home is not asked

@@ -106,7 +106,6 @@ async def _wait_at_server(server: Server, out: Output, body: Json, pending: Resu
     import time
     from dataclasses import replace
 
-    from interlock.approvals.tickets import rejection
     from interlock.cli.restored import ticket_of
     from interlock.cli.tickets import show_waiting
     from interlock.core.errors import Failure
@@ -125,7 +124,7 @@ async def _wait_at_server(server: Server, out: Output, body: Json, pending: Resu
         return pending
     if ticket.state == "APPROVED":
         return await send(server, f"/v1/tools/resume/{ticket.call}", {})
-    if (failure := rejection(ticket)) is not None:
+    if (failure := ticket.rejection()) is not None:
         metadata = {**pending.metadata, "approval": ticket.outcome()}
         return replace(pending, state="denied", error=failure, metadata=metadata)
     # The server has continued it; under its key the call is answered with its result.
@@ -396,8 +395,8 @@ async def follow(app: Interlock, out: Output, /, call_id: str, token: str | None
     interlock calls follow 01JCXK2M4Q8Z…
     interlock --server URL calls follow 01JCXK2M4Q8Z…
     """
+    from interlock.api.history import find
     from interlock.api.service import Service
-    from interlock.cli.history import find
 
     caller = await acting(app, token)
     found, service = await find(app.journal, call_id, caller), Service(app)

@@ -23,10 +23,10 @@ from interlock.cli.reconcile import reconcile
 from interlock.cli.viewer import AtRest, Remote, Viewer, with_names
 
 if TYPE_CHECKING:
+    from interlock.api.history import History
     from interlock.api.interlock import Interlock
     from interlock.api.listing import Lead
     from interlock.call.phases import Reason
-    from interlock.cli.history import History
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
     from interlock.store.port import Reader
@@ -261,7 +261,7 @@ def show(reader: Reader, out: Output, /, call_id: str) -> int:
     \b
     interlock calls show 01JCXK2M4Q8Z
     """
-    from interlock.cli.history import find_in
+    from interlock.api.history import find_in
 
     return _answer_history(out, AtRest(reader, out.session.path), find_in(reader, call_id))
 
@@ -278,6 +278,7 @@ def _answer_history(out: Output, viewer: Viewer, history: History) -> int:
 
 
 def _show_history(viewer: Viewer, page: Page, history: History) -> None:
+    from interlock.cli.history import approval_steps
     from interlock.cli.render import Text, clock_time
 
     facts = history.facts
@@ -311,7 +312,7 @@ def _show_history(viewer: Viewer, page: Page, history: History) -> None:
     differences: list[str] = facts.get("previewDifferences") or []
     rows.extend(("otherwise", difference) for difference in differences)
     page.facts(rows)
-    steps = [(clock_time(at), with_names(viewer, words)) for at, words in history.approval()]
+    steps = [(clock_time(at), with_names(viewer, words)) for at, words in approval_steps(history)]
     if steps:
         page.line("approval")
         page.table(steps, indent="  ")
@@ -351,9 +352,9 @@ async def save(app: Interlock, out: Output, /, call_id: str, directory: str, tok
     """
     from pathlib import Path
 
+    from interlock.api.history import find
     from interlock.call.artifacts import recalled
     from interlock.cli import artifacts
-    from interlock.cli.history import find
     from interlock.core.errors import Failure
 
     caller = await acting(app, token)
@@ -396,7 +397,7 @@ async def checkpoints(app: Interlock, out: Output, /, call_id: str, token: str |
     \b
     interlock calls checkpoints 01JCXK2M4Q8Z…
     """
-    from interlock.cli.history import find
+    from interlock.api.history import find
 
     caller = await acting(app, token)
     saved = await app.checkpoints((await find(app.journal, call_id, caller)).call, caller=caller)
@@ -443,7 +444,7 @@ async def undo(app: Interlock, out: Output, /, call_id: str, key: str, token: st
     \b
     interlock calls undo 01JCXK2M4Q8Z… --key undo-order-17
     """
-    from interlock.cli.history import find
+    from interlock.api.history import find
 
     caller = await acting(app, token)
     found = await find(app.journal, call_id, caller)
@@ -468,8 +469,8 @@ async def inputs(app: Interlock, out: Output, /, call_id: str, token: str | None
     \b
     interlock calls inputs 01JCXK2M4Q8Z…
     """
+    from interlock.api.history import find
     from interlock.api.service import Service
-    from interlock.cli.history import find
 
     caller = await acting(app, token)
     return _answer_inputs(out, await Service(app).calls.inputs((await find(app.journal, call_id, caller)).call, caller))
@@ -524,8 +525,8 @@ async def trace(app: Interlock, out: Output, /, call_id: str, url: str | None, t
     interlock calls trace 01JCXK2M4Q8Z…
     interlock calls trace 01JCXK2M4Q8Z… --url http://127.0.0.1:8080 --token "$TOKEN"
     """
+    from interlock.api.history import find
     from interlock.api.service import Service
-    from interlock.cli.history import find
 
     caller = await acting(app, token)
     call = (await find(app.journal, call_id, caller)).call
@@ -588,8 +589,8 @@ async def cancel(app: Interlock, out: Output, /, call_id: str, reason: Reason, t
     interlock calls cancel 01JCXK2M4Q8Z…
     interlock calls cancel 01JCXK2M4Q8Z… --reason discard
     """
+    from interlock.api.history import find
     from interlock.api.service import Service
-    from interlock.cli.history import find
 
     caller = await acting(app, token)
     found = await find(app.journal, call_id, caller)

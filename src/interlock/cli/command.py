@@ -291,9 +291,9 @@ def without_home(body: Callable[..., int]) -> Callable[..., None]:
         _log(session)
         work = body if session.server is None else _REMOTE.get(_origin(body))
         if work is None:
-            words = "works on a data directory itself, and not through a server; run it where the directory is"
-            name = click.get_current_context().command_path
-            raise click.UsageError(f"`{name}` {words}, with --home, or without --server, INTERLOCK_SERVER and a login")
+            words = _LOCAL_ONLY.get(_origin(body), "works on a data directory itself, and not through a server")
+            where = "run it where the directory is, with --home, or without --server, INTERLOCK_SERVER and a login"
+            raise click.UsageError(f"`{click.get_current_context().command_path}` {words}; {where}")
         with out.reserved():
             code = _guarded(out, lambda: work(out, **given))
         _leave(code)
@@ -329,6 +329,20 @@ def at_server(ask: Callable[..., Awaitable[int]]) -> Callable[[F], F]:
 
     def mark(command: F) -> F:
         _REMOTE[_origin(command)] = asked
+        return command
+
+    return mark
+
+
+# The words of refusals of commands that must not run at a server, by their functions.
+_LOCAL_ONLY: dict[Callable[..., Any], str] = {}
+
+
+def local_only(words: str) -> Callable[[F], F]:
+    """Say why a command is refused with --server, where more than the work on a data directory speaks against it."""
+
+    def mark(command: F) -> F:
+        _LOCAL_ONLY[_origin(command)] = words
         return command
 
     return mark

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, looking, over_home, without_home
+from interlock.cli.command import Output, at_server, looking, over_home, without_home
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
+    from interlock.cli.remote import Server
     from interlock.cli.render import Page
-    from interlock.store.home import Home
     from interlock.store.shared_config import SharedConfig
 
 Json = dict[str, Any]
@@ -34,7 +34,12 @@ def config() -> None:
 # show
 
 
+async def _show_at_server(server: Server, out: Output, /, names: tuple[str, ...], changed: bool) -> int:
+    return _answer_settings(out, {}, (await server.get("/v1/settings"))["settings"], names, changed)
+
+
 @config.command(short_help="The settings in effect, and where each comes from.")
+@at_server(_show_at_server)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--changed", is_flag=True, help="Only settings that are not at their default.")
 @without_home
@@ -42,35 +47,29 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
     """The settings in effect, or those named, and where each comes from. Credentials are masked.
 
     A setting comes from a variable of the environment, from settings.toml, from the configuration that all machines
-    share (config push), or is the default. A server that was
-    started with other variables, or before the file was changed, has other settings.
+    share (config push), or is the default. A server that was started with other variables, or before the file was
+    changed, has other settings: --server shows those of a running server. Needs policy:admin there.
 
     \b
     interlock config show
     interlock config show store approval
     """
-    from interlock.api.homes import home_at, settings_of
-    from interlock.privacy.configured import masked
-    from interlock.settings import Settings, nearest, variable
+    from interlock.api.homes import home_at
+    from interlock.api.settings_view import settings_at
 
-    known = Settings.model_fields
+    home = home_at(out.session.path)
+    return _answer_settings(out, {"home": str(home.path)}, settings_at(home), names, changed)
+
+
+def _answer_settings(out: Output, place: Json, found: list[Json], names: tuple[str, ...], changed: bool) -> int:
+    known = [str(one["name"]) for one in found]
     for name in names:
         if name not in known:
+            from interlock.settings import nearest
+
             meant = nearest(name, known)
             raise click.UsageError(f"there is no setting `{name}`" + (f"; did you mean `{meant}`?" if meant else ""))
-    home = home_at(out.session.path)
-    effective, sources = settings_of(home)
-    settings = effective.model_copy()  # of the defaults too: their parts are models then
-    rows = [
-        {
-            "name": name,
-            "value": masked(getattr(settings, name)),
-            "source": sources.get(name, "default"),
-            "variable": variable(name),
-        }
-        for name in known
-        if (not names or name in names) and (not changed or name in sources)
-    ]
+    rows = [one for one in found if (not names or one["name"] in names) and (not changed or one["source"] != "default")]
 
     def show_rows(page: Page) -> None:
         import json
@@ -87,7 +86,7 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
             ("setting", "source", "value") if rows else (),
         )
 
-    out.answer({"home": str(home.path), "settings": rows}, show_rows)
+    out.answer({**place, "settings": rows}, show_rows)
     return 0
 
 
@@ -147,87 +146,40 @@ def diff(out: Output, /) -> int:
     interlock config diff
     interlock config diff --json
     """
+    from interlock.api.config_diff import compare_machines
     from interlock.api.homes import home_at
-    from interlock.store.node_files import compare, nodes
 
-    home = home_at(out.session.path)
-    shared, lines = _beside_shared(home)
-    found = nodes(home)
-    different = compare(found)
-    stale = [f"{one.machine}:{one.directory}" for one in found if one.restart]
+    found = compare_machines(home_at(out.session.path))
+    shared = found.shared
 
-    def show_nodes(page: Page) -> None:
+    def show(page: Page) -> None:
         from interlock.cli.render import BAD, GOOD
 
-        head = ("machine", "directory", "processes", "version", "schema")
         page.table(
             [
                 (one.machine, one.directory, f"{one.processes:,}", _words(one.versions), _words(one.schemas))
-                for one in found
+                for one in found.machines
             ],
-            head,
+            ("machine", "directory", "processes", "version", "schema"),
         )
-        if not different:
-            page.line(GOOD, " all the same" if len(found) > 1 else " no other machine runs on this store")
-        for what, groups in different.items():
+        if not found.differences:
+            alone = len(found.machines) < 2
+            page.line(GOOD, " no other machine runs on this store" if alone else " all the same")
+        for what, groups in found.differences.items():
             page.line(BAD, f" {what} differs")
             page.table([(f"    {value[:12] or '-'}", ", ".join(places)) for value, places in groups.items()])
-        for place in stale:
+        for place in found.stale:
             page.line(BAD, f" {place} runs with settings that were changed since: restart it")
         if shared is not None:
-            _show_version(page, shared, "followed here" if home.shared else "not followed here")
-        for name, changes in lines.items():
-            page.line(BAD, f" {name} here is not the shared one" + (", and does not count" if home.shared else ""))
+            _show_version(page, shared, "followed here" if found.followed else "not followed here")
+        for name, changes in found.lines.items():
+            page.line(BAD, f" {name} here is not the shared one" + (", and does not count" if found.followed else ""))
             _show_lines(page, changes)
 
-    stored = None if shared is None else {**_document(shared), "followed": home.shared is not None, "different": lines}
-    agree = not different and not lines and not stale
-    reported_nodes = [one._asdict() for one in found]
-    out.answer({"agree": agree, "nodes": reported_nodes, "differences": different, "shared": stored}, show_nodes)
-    return 0 if agree else 1
-
-
-def _beside_shared(home: Home) -> tuple[SharedConfig | None, dict[str, list[str]]]:
-    """The configuration in the store, and the lines in which each file here differs from it."""
-    from interlock.api.homes import settings_of
-    from interlock.core.errors import Failure
-    from interlock.store.shared_config import FILES, in_store
-
-    try:
-        settings_of(home)
-    except Failure:
-        home.shared = None  # the settings disagree with it, as the lines tell
-    shared = in_store(home)
-    lines = {} if shared is None else {name: _lines(shared.files[name], home, name) for name in FILES}
-    return shared, {name: changes for name, changes in lines.items() if changes}
-
-
-def _lines(shared: str, home: Home, name: str) -> list[str]:
-    """The lines in which a file differs from a shared text. Where that is followed, no file is needed."""
-    import difflib
-
-    path = home.path / name
-    here = path.read_text(errors="replace") if path.exists() else ""
-    if name == "settings.toml":
-        shared, here = _settings_lines(shared), _settings_lines(here)
-    if home.shared is not None and not here:
-        return []
-    return list(difflib.unified_diff(shared.splitlines(), here.splitlines(), "shared", "here", lineterm="", n=1))
-
-
-def _settings_lines(text: str) -> str:
-    """The settings that all machines share, a line for each, without credentials."""
-    import json
-    import tomllib
-
-    from interlock.privacy.configured import masked
-    from interlock.store.shared_settings import common_of
-
-    try:
-        common = common_of(text)
-    except tomllib.TOMLDecodeError:
-        return text
-    return "\n".join(f"{name} = {json.dumps(masked(one), default=str)}" for name, one in sorted(common.items()))
+    stored = None if shared is None else {**_document(shared), "followed": found.followed, "different": found.lines}
+    machines = [one._asdict() for one in found.machines]
+    out.answer({"agree": found.agree, "nodes": machines, "differences": found.differences, "shared": stored}, show)
+    return 0 if found.agree else 1
 
 
 def _show_lines(page: Page, lines: list[str]) -> None:
@@ -277,21 +229,9 @@ async def push(app: Interlock, out: Output, /, source: Path | None, instead_of: 
     """
     from interlock.api.shared_config import SharedConfiguration
     from interlock.core.errors import Failure
-    from interlock.store.shared_config import FILES
 
-    if source is None and app.home.shared is not None:
-        raise Failure(
-            "E3411",
-            "this data directory follows the shared configuration, so its own files do not count",
-            resolution="interlock config pull DIR, change the files there, then: interlock config push --from DIR",
-        )
-    folder = source or app.home.path
     try:
-        texts = {name: (folder / name).read_text() for name in FILES if (folder / name).exists()}
-    except (OSError, UnicodeDecodeError):
-        raise Failure("E3004", "a file of the configuration cannot be read as text") from None
-    try:
-        pushed = await SharedConfiguration(app).push(texts, by=app.caller, instead_of=instead_of)
+        pushed = await SharedConfiguration(app).push_files(source, by=app.caller, instead_of=instead_of)
     except Failure as failure:
         faults: list[str] | None = (failure.details or {}).get("faults")
         if failure.code != "E3004" or faults is None:

@@ -185,8 +185,9 @@ class Workshop:
 
     async def _shown(self, call: Callable[[], Awaitable[Result]]) -> Json:
         """Make a call, and show its result with the story of the call as the journal tells it."""
+        from interlock.api.history import find
         from interlock.cli.call import answer
-        from interlock.cli.history import explain, find
+        from interlock.cli.history import explain
         from interlock.cli.viewer import Local, with_names
         from interlock.core.errors import Failure
 

@@ -1,25 +1,18 @@
-"""A call as the journal tells it: its records, a digest of them, and the story in sentences.
-
-What people had to say about a call is told by records of the kind `approval`. Those about the decision bear the call's
-id; those about a message to approvers, and those of an approval that was given in advance, bear the approval's.
-"""
+"""The story of a call in sentences, and its records as a server tells them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
+from interlock.api.history import History, HistoryEntry, in_order, tickets_in
 from interlock.core.errors import CODES, Failure
-from interlock.core.record import dataclass
-from interlock.store import ledger
 
 if TYPE_CHECKING:
     from interlock.approvals.ticket import Ticket
-    from interlock.call.context import Caller
     from interlock.cli.remote import Server
-    from interlock.store.port import Reader, Store
 
 Json = dict[str, Any]
 
@@ -27,87 +20,15 @@ _RULING = {"ALLOW": "allowed", "DENY": "denied", "REQUIRES_APPROVAL": "asked for
 _DOORS = {"cli": "the command line", "library": "a Python program", "dev": "a session of interlock dev"}
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
-    """One record and its place in the chain."""
-
-    seq: int
-    hash: str
-    record: Json
-
-    @property
-    def kind(self) -> str:
-        return str(self.record.get("kind"))
-
-    @property
-    def at(self) -> str:
-        return str(self.record.get("timestamp"))
-
-    def document(self) -> Json:
-        return {"seq": self.seq, "hash": self.hash, "record": self.record}
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """Every record of one call, in order."""
-
-    call: str
-    entries: tuple[HistoryEntry, ...]
-    # What reviewers were shown, by ticket.
-    previews: Mapping[str, Json]
-    # What they were shown of the input as they changed it.
-    edits: Mapping[str, Json]
-
-    def last(self, kind: str) -> Json:
-        return next(iter(reversed(self.all(kind))), cast("Json", {}))
-
-    def all(self, kind: str) -> list[Json]:
-        return [entry.record for entry in self.entries if entry.kind == kind]
-
-    @property
-    def facts(self) -> Json:
-        """All facts about the call: each from the last record that has it."""
-        merged: Json = {}
-        for entry in self.entries:
-            if entry.kind == "approval":
-                continue  # speaks of a person's act, not of the call
-            merged |= {name: value for name, value in entry.record.items() if value is not None}
-        return merged
-
-    @property
-    def tool(self) -> str:
-        facts = self.facts
-        version = facts.get("version")
-        return f"{facts.get('toolId', '?')}@{version}" if version else str(facts.get("toolId", "?"))
-
-    @property
-    def state(self) -> str:
-        closed, settled = self.last("closed"), self.last("settled")
-        if settled:
-            return "settled: it happened" if settled.get("happened") else "settled: it did not happen"
-        if self.last("late"):
-            return "ended late"
-        if not closed:
-            return self._standstill()
-        states: list[str] = closed.get("states") or ["closed"]
-        return f"{states[-1]}, outcome unknown" if closed.get("outcome") == "unknown" else states[-1]
-
-    def _standstill(self) -> str:
-        """The state of a call without an outcome on record."""
-        acts = [record["act"] for record in self.all("approval") if record["act"] in ("approved", "used")]
-        if not self.last("pending") or acts[-1:] == ["used"]:
-            return "running or cut off"
-        return "approved, not gone on with yet" if acts else "awaiting_approval"
-
-    def approval(self) -> Iterator[tuple[str, str]]:
-        """The approval requests and decisions of the call, each with its time."""
-        for entry in self.entries:
-            record = entry.record
-            if entry.kind == "pending":
-                yield entry.at, f"a person was asked to agree: ticket {record.get('approvalTicketId')}"
-            elif entry.kind == "approval":
-                words = _ACTS.get(record["act"], str(record["act"])).format_map(_RecordWords(record))
-                yield entry.at, words + _remarks(record)
+def approval_steps(history: History) -> Iterator[tuple[str, str]]:
+    """The approval requests and decisions of a call, each with its time."""
+    for entry in history.entries:
+        record = entry.record
+        if entry.kind == "pending":
+            yield entry.at, f"a person was asked to agree: ticket {record.get('approvalTicketId')}"
+        elif entry.kind == "approval":
+            words = _ACTS.get(record["act"], str(record["act"])).format_map(_RecordWords(record))
+            yield entry.at, words + _remarks(record)
 
 
 class _RecordWords(dict[str, Any]):
@@ -144,51 +65,6 @@ def _remarks(record: Json) -> str:
         edited = f", with the input changed {what}"
     comment = f": {record['comment']}" if record.get("comment") else ""
     return edited + comment
-
-
-async def find(
-    journal: Store, name: str, by: Caller | None = None, opened: Callable[[Ticket], Ticket] | None = None
-) -> History:
-    """The call of this id, or the only one whose id begins so. E3702 when there is none, or more than one.
-
-    INVARIANT: a caller of another tenant learns of that tenant's calls only.
-    """
-    tenant = None if by is None or by.tenant == "local" else by.tenant
-    return await journal.read(lambda reader: find_in(reader, name, tenant, opened))
-
-
-def find_in(
-    reader: Reader, name: str, tenant: str | None = None, opened: Callable[[Ticket], Ticket] | None = None
-) -> History:
-    """The same from a database, for a caller who sees the calls of every tenant, or of one."""
-    rows = ledger.placed_of_call(reader, name)
-    if tenant is not None and all(entry.record.get("tenant") != tenant for entry in _entries(rows)):
-        rows = []
-    prefix = name.rstrip("….").upper()
-    if not rows and len(prefix) < SHORTEST:
-        raise too_short(name)
-    if not rows:
-        found = ledger.calls_with_prefix(reader, prefix, tenant, 5)
-        if len(found) > 1:
-            raise Failure("E3702", f"`{name}` is the beginning of {', '.join(found)} and maybe more")
-        if found:
-            return find_in(reader, found[0], tenant, opened)
-    if not rows:
-        raise Failure("E3702", f"no call `{name}` in this journal; see interlock calls list")
-    entries = _entries(rows)
-    for ticket in tickets_in(entries):
-        entries += _entries(ledger.placed_of_call(reader, ticket))
-    asked: list[Ticket] = []
-    if opened is not None:
-        from interlock.approvals.tickets import of_call
-
-        asked = [opened(ticket) for ticket in of_call(reader, name)]
-    return History(
-        name,
-        in_order(name, entries),
-        {ticket.id: ticket.preview for ticket in asked},
-        {ticket.id: ticket.agreed_preview for ticket in asked if ticket.changed is not None},
-    )
 
 
 # At a server
@@ -241,41 +117,6 @@ async def _seen(server: Server, ids: Iterable[str]) -> list[Ticket]:
             if failure.code != "E3702":
                 raise
     return found
-
-
-# All records
-
-
-def tickets_in(entries: Iterable[HistoryEntry]) -> set[str]:
-    """The tickets that records of a call name."""
-    return {str(entry.record["approvalTicketId"]) for entry in entries if entry.record.get("approvalTicketId")}
-
-
-def in_order(call: str, entries: Iterable[HistoryEntry]) -> tuple[HistoryEntry, ...]:
-    """The records of a call and of its tickets in order, without what other calls used of the tickets."""
-    return tuple(sorted((one for one in entries if _about(one, call)), key=lambda entry: entry.seq))
-
-
-# Ids begin with the time: less than this is much the same for all.
-SHORTEST = 6
-
-
-def too_short(name: str) -> Failure:
-    """The refusal of an id that was shortened so far that it says nothing."""
-    return Failure(
-        "E3702",
-        f"`{name}` is too short to tell which call is meant; give at least {SHORTEST} characters of its id",
-        resolution="find the id with interlock calls list",
-    )
-
-
-def _entries(rows: Iterable[ledger.Placed]) -> list[HistoryEntry]:
-    return [HistoryEntry(seq, digest.hex(), orjson.loads(body)) for seq, digest, body in rows]
-
-
-def _about(entry: HistoryEntry, call: str) -> bool:
-    """Whether a record of an approval belongs to this call's story: not what other calls used of it."""
-    return entry.record.get("used_by", call) == call
 
 
 def explain(history: History) -> list[str]:
@@ -333,7 +174,7 @@ def _decided(history: History) -> Iterator[str]:
 
 
 def _agreed(history: History) -> Iterator[str]:
-    for at, words in history.approval():
+    for at, words in approval_steps(history):
         yield f"At {at} {words}."
     if outcome := history.facts.get("approval"):
         yield _mechanism(outcome)

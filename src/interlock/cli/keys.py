@@ -6,22 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, at_rest, looking, over_home, require
+from interlock.cli.command import Output, at_rest, at_server, looking, over_home
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from interlock.api.interlock import Interlock
-    from interlock.authority.keys import Algorithm, SigningKey
+    from interlock.authority.keys import Algorithm
+    from interlock.cli.remote import Server
     from interlock.cli.render import Page
     from interlock.store.port import Reader
 
+Json = dict[str, Any]
 _algorithm = click.Choice(["RS256", "EdDSA", "ES256"])
 
 
 @click.group()
 def keys() -> None:
     """The keys that sign this issuer's tokens. The newest signs; older ones verify until they are retired.
+
+    With --server, those of the server. Private keys are made there and stay there.
 
     \b
     interlock keys rotate
@@ -30,7 +32,12 @@ def keys() -> None:
     """
 
 
+async def _init_at_server(server: Server, out: Output, /, algorithm: Algorithm) -> int:
+    return _answer_made(out, await server.post("/v1/keys", {"algorithm": algorithm, "first": True}))
+
+
 @keys.command()
+@at_server(_init_at_server)
 @click.option("--alg", "algorithm", type=_algorithm, default="RS256", show_default=True, help="What it signs with.")
 @over_home
 async def init(app: Interlock, out: Output, /, algorithm: Algorithm) -> int:
@@ -39,11 +46,17 @@ async def init(app: Interlock, out: Output, /, algorithm: Algorithm) -> int:
     \b
     interlock keys init --alg EdDSA
     """
-    require(app.caller, "tokens:issue", "making a key")
-    return _made(out, await app.tokens.rotate_key(algorithm, by=app.caller, first=True))
+    from interlock.api.signing_keys import SigningKeys
+
+    return _answer_made(out, await SigningKeys(app).make(by=app.caller, algorithm=algorithm, first=True))
+
+
+async def _rotate_at_server(server: Server, out: Output, /, algorithm: Algorithm | None) -> int:
+    return _answer_made(out, await server.post("/v1/keys", {"algorithm": algorithm}))
 
 
 @keys.command()
+@at_server(_rotate_at_server)
 @click.option("--alg", "algorithm", type=_algorithm, help="What it signs with [default: as the key before it].")
 @over_home
 async def rotate(app: Interlock, out: Output, /, algorithm: Algorithm | None) -> int:
@@ -52,44 +65,44 @@ async def rotate(app: Interlock, out: Output, /, algorithm: Algorithm | None) ->
     \b
     interlock keys rotate
     """
-    require(app.caller, "tokens:issue", "making a key")
-    return _made(out, await app.tokens.rotate_key(algorithm, by=app.caller))
+    from interlock.api.signing_keys import SigningKeys
+
+    return _answer_made(out, await SigningKeys(app).make(by=app.caller, algorithm=algorithm))
 
 
-def _made(out: Output, key: SigningKey) -> int:
+def _answer_made(out: Output, key: Json) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
-        page.line(GOOD, f" {key.kid} signs from now on", right=key.algorithm)
+        page.line(GOOD, f" {key['kid']} signs from now on", right=key["algorithm"])
 
-    out.answer(_document(key, signs=True), show)
+    out.answer(key, show)
     return 0
 
 
 def _list_at_rest(_: Reader, out: Output, /) -> int | None:
-    from interlock.authority.keys import IssuerKeys
-    from interlock.core.clock import Clock
-    from interlock.store.home import Home
+    from interlock.api.signing_keys import keys_at_rest
 
-    held = IssuerKeys(Home(out.session.path).keys / "issuer", clock=Clock()).all()
     # Whether a data directory without keys has lost them, an open one tells.
-    return _answer_list(out, held) if held else None
+    return _answer_list(out, held) if (held := keys_at_rest(out.session.path)) else None
+
+
+async def _list_at_server(server: Server, out: Output, /) -> int:
+    return _answer_list(out, (await server.get("/v1/keys"))["keys"])
 
 
 @keys.command("list")
+@at_server(_list_at_server)
 @at_rest(_list_at_rest)
 @looking
 async def list_keys(app: Interlock, out: Output, /) -> int:
     """Every key that verifies, oldest first, and which one signs."""
-    held = app.issuer_keys.all()
-    if not held:
-        await app.tokens.check_signer()
-    return _answer_list(out, held)
+    from interlock.api.signing_keys import every_key
+
+    return _answer_list(out, await every_key(app))
 
 
-def _answer_list(out: Output, held: Sequence[SigningKey]) -> int:
-    documents = [_document(key, signs=key is held[-1]) for key in held]
-
+def _answer_list(out: Output, documents: list[Json]) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import clock_time
 
@@ -106,13 +119,12 @@ def _answer_list(out: Output, held: Sequence[SigningKey]) -> int:
     return 0
 
 
-def _document(key: SigningKey, *, signs: bool) -> dict[str, Any]:
-    from interlock.core.clock import iso
-
-    return {"kid": key.kid, "algorithm": key.algorithm, "made": iso(key.created_ms), "signs": signs}
+async def _retire_at_server(server: Server, out: Output, /, kid: str, reason: str) -> int:
+    return _answer_retired(out, await server.post("/v1/keys/retire", {"kid": kid, "reason": reason}))
 
 
 @keys.command()
+@at_server(_retire_at_server)
 @click.argument("kid", metavar="KID")
 @click.option("--reason", default="retired", show_default=True, help="Why, for the record.")
 @over_home
@@ -124,21 +136,32 @@ async def retire(app: Interlock, out: Output, /, kid: str, reason: str) -> int:
     \b
     interlock keys retire 4bPC…
     """
-    require(app.caller, "tokens:issue", "retiring a key")
-    await app.tokens.retire_key(kid, reason=reason, by=app.caller)
+    from interlock.api.signing_keys import SigningKeys
 
+    return _answer_retired(out, await SigningKeys(app).retire(kid, by=app.caller, reason=reason))
+
+
+def _answer_retired(out: Output, document: Json) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
-        page.line(GOOD, f" {kid} is retired; what it signed is void")
+        page.line(GOOD, f" {document['kid']} is retired; what it signed is void")
 
-    out.answer({"kid": kid, "retired": True}, show)
+    out.answer(document, show)
+    return 0
+
+
+async def _jwks_at_server(server: Server, out: Output, /) -> int:
+    out.write(await server.get("/v1/keys/jwks"))
     return 0
 
 
 @keys.command(short_help="The public halves, for services that verify our tokens.")
+@at_server(_jwks_at_server)
 @looking
 async def jwks(app: Interlock, out: Output, /) -> int:
     """The public halves as a JWKS document, for services that verify our tokens."""
-    out.write(app.issuer_keys.jwks())
+    from interlock.api.signing_keys import SigningKeys
+
+    out.write(SigningKeys(app).jwks())
     return 0

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from interlock.cli.backup import copy_progress
 from interlock.cli.command import Output, refuse_token, without_home
 
 if TYPE_CHECKING:
+    from interlock.api.migrations import Changed
     from interlock.cli.render import Page
-    from interlock.store.home import Home
-    from interlock.store.migration import Migration
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 _backup_to = click.option(
@@ -45,42 +45,34 @@ def status(out: Output, /) -> int:
     \b
     interlock migrate status
     """
-    from interlock.api.homes import home_at
-    from interlock.api.homes import schema_status as status
-    from interlock.store.migration import head, migrations
+    from interlock.api.migrations import schema_at
 
-    home = home_at(out.session.path)
-    found, known, last = status(home), migrations(), head()
-    running = home.alive()
-    rows = [
-        (one, "applied" if one.revision <= found.schema else "pending", "yes" if one.can_be_undone else "no")
-        for one in known
-    ]
+    found = schema_at(out.session.path)
+    schema, last, known = found["schema"], found["head"], found["migrations"]
+    pending = sum(not one["applied"] for one in known)
 
     def show(page: Page) -> None:
         page.table(
-            [(one.revision, state, undo, one.title) for one, state, undo in rows],
+            [
+                (
+                    one["revision"], "applied" if one["applied"] else "pending",
+                    "yes" if one["can_be_undone"] else "no", one["title"],
+                )
+                for one in known
+            ],
             ("migration", "state", "undo", "what it does"),
-        )
+        )  # fmt: skip
         page.facts(
             [
-                ("schema", f"{found.schema}, which versions from schema {found.compatible_since} on can use"),
-                ("version", f"{last}, {len(found.pending)} to apply" if found.pending else last),
-                ("running", f"{running:,} processes"),
+                ("schema", f"{schema}, which versions from schema {found['compatible_since']} on can use"),
+                ("version", f"{last}, {pending} to apply" if pending else last),
+                ("running", f"{found['running']:,} processes"),
             ]
         )
-        if found.schema > last:
+        if schema > last:
             page.facts([("next", "it was migrated by a newer version; only that one can undo it")])
 
-    document = {
-        "schema": found.schema,
-        "compatible_since": found.compatible_since,
-        "head": last,
-        "running": running,
-        "loses": found.at_stake,
-        "migrations": [{**_document(one), "applied": state == "applied"} for one, state, _ in rows],
-    }
-    out.answer(document, show)
+    out.answer(found, show)
     return 0
 
 
@@ -98,23 +90,12 @@ def up(out: Output, /, *, dry_run: bool, directory: Path | None) -> int:
     \b
     interlock migrate up
     """
-    from interlock.api.homes import home_at
-    from interlock.api.homes import schema_status as status
-    from interlock.store.migration import compatible_since, up
+    from interlock.api.migrations import bring_up
 
     refuse_token("migrating the store")
-    home = home_at(out.session.path)
-    found, backup = status(home), None
-    steps = found.pending
-    if steps:
-        target = steps[-1].revision
-        home.refuse_in_use(found.schema, target, compatible_since(target))
-    if steps and not dry_run:
-        backup = _backup(out, home, target=steps[-1].revision, directory=directory)
-        with out.working("migrating …"):
-            steps = up(home)
-    schema = steps[-1].revision if steps and not dry_run else found.schema
-    return _answer(out, "applied", steps, schema, dry_run=dry_run, backup=backup, loses={})
+    with copy_progress(out) as progress:
+        done = bring_up(out.session.path, dry_run=dry_run, directory=directory, progress=progress, working=out.working)
+    return _answer(out, "applied", done, dry_run=dry_run)
 
 
 @migrate.command()
@@ -135,75 +116,32 @@ def down(out: Output, /, *, dry_run: bool, directory: Path | None, lose: tuple[s
     interlock migrate down --dry-run
     interlock migrate down --lose surface
     """
-    from interlock.api.homes import home_at
-    from interlock.api.homes import schema_status as status
-    from interlock.store.migration import compatible_since, down, last_applied, refuse_loss
+    from interlock.api.migrations import take_down
 
     refuse_token("migrating the store")
-    home = home_at(out.session.path)
-    found, backup = status(home), None
-    last, before = last_applied(found.schema)
-    loses = found.at_stake or {}
-    if not dry_run:
-        refuse_loss({what: rows for what, rows in loses.items() if what not in lose})
-        home.refuse_in_use(found.schema, before, compatible_since(before))
-        backup = _backup(out, home, target=before, directory=directory)
-        with out.working(f"undoing {last.revision} …"):
-            last = down(home, lose)
-    schema = found.schema if dry_run else before
-    return _answer(out, "undone", [last], schema, dry_run=dry_run, backup=backup, loses=loses)
-
-
-def _backup(out: Output, home: Home, *, target: str, directory: Path | None) -> Path | None:
-    """Back up a store in a file before its schema changes. Of a store on PostgreSQL none is made: returns None."""
-    from datetime import UTC, datetime
-
-    from interlock.api.homes import settings_of
-    from interlock.audit.backups import copy_verified, make_before
-    from interlock.cli.backup import copy_progress
-
-    if not home.near:
-        return None
     with copy_progress(out) as progress:
-        if directory is not None:
-            copy_verified(home, directory, *progress)
-            return directory
-        return make_before(home, target, settings_of(home).settings, datetime.now(UTC), *progress)
+        done = take_down(
+            out.session.path, lose=lose, dry_run=dry_run, directory=directory, progress=progress, working=out.working
+        )
+    return _answer(out, "undone", done, dry_run=dry_run)
 
 
-def _answer(
-    out: Output,
-    done: str,
-    steps: list[Migration],
-    schema: str,
-    *,
-    dry_run: bool,
-    backup: Path | None,
-    loses: dict[str, int],
-) -> int:
+def _answer(out: Output, word: str, done: Changed, *, dry_run: bool) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
-        if not steps:
-            page.line(GOOD, f" nothing to do: the store is at schema {schema}")
+        if not done.steps:
+            page.line(GOOD, f" nothing to do: the store is at schema {done.schema}")
             return
-        words = "would be " + done if dry_run else done
-        for one in steps:
-            page.line(GOOD, f" {one.revision} {words}: {one.title}")
-        lost = [("would lose" if dry_run else "lost", f"{rows:,} rows of {what}") for what, rows in loses.items()]
-        copy = str(backup) if backup is not None else "none: the backups of a PostgreSQL server are its own"
-        page.facts([*lost, *([] if dry_run else [("backup", copy)]), ("schema", schema)])
+        words = "would be " + word if dry_run else word
+        for one in done.steps:
+            page.line(GOOD, f" {one['revision']} {words}: {one['title']}")
+        lost = [("would lose" if dry_run else "lost", f"{rows:,} rows of {what}") for what, rows in done.loses.items()]
+        copy = str(done.backup) if done.backup is not None else "none: the backups of a PostgreSQL server are its own"
+        page.facts([*lost, *([] if dry_run else [("backup", copy)]), ("schema", done.schema)])
 
-    names = [one.revision for one in steps]
-    place = None if backup is None else str(backup)
-    out.answer({"schema": schema, done: names, "dry_run": dry_run, "backup": place, "loses": loses}, show)
+    names = [one["revision"] for one in done.steps]
+    place = None if done.backup is None else str(done.backup)
+    document = {"schema": done.schema, word: names, "dry_run": dry_run, "backup": place, "loses": done.loses}
+    out.answer(document, show)
     return 0
-
-
-def _document(one: Migration) -> dict[str, Any]:
-    return {
-        "revision": one.revision,
-        "title": one.title,
-        "compatible_since": one.compatible_since,
-        "can_be_undone": one.can_be_undone,
-    }

@@ -74,19 +74,12 @@ def _answer_payload(out: Output, ref: str, body: bytes, path: str | None) -> int
 
 async def _read(app: Interlock, name: str, caller: Caller) -> tuple[str, bytes]:
     """The payload of a reference or a call. A file is returned only if it matches the record of its call."""
+    from interlock.api.history import find
     from interlock.call.artifacts import is_file, recalled
     from interlock.cli import artifacts
-    from interlock.cli.history import find
-    from interlock.core.errors import Failure
-    from interlock.store import payloads
 
     if not name.startswith("payload:"):
-        history = await find(app.journal, name, caller)
-        ref = f"payload:{history.facts.get('replayOf') or history.call}"
-        if not await app.journal.read(lambda reader: payloads.exists(reader, ref)):
-            files = "its files: interlock calls save" if history.facts.get("artifacts") else "see interlock calls show"
-            raise Failure("E3702", f"call {history.call} has no result that was kept", resolution=files)
-        return ref, await app.read_payload(ref, caller=caller)
+        name = await app.records.payload_of(name, by=caller)
     body = await app.read_payload(name, caller=caller)
     if is_file(name):
         history = await find(app.journal, name[len("payload:") :].partition(".")[0])

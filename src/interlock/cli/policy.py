@@ -74,12 +74,10 @@ def default(out: Output, /, principals: bool) -> int:
     interlock policy default > first.cedar
     interlock policy apply first.cedar
     """
-    if principals:
-        from interlock.authority.principals import DEFAULT as TEXT
-    else:
-        from interlock.authority.cedar import DEFAULT as TEXT
+    from interlock.api.homes import first_texts
 
-    name, text = "principals.toml" if principals else "policy.cedar", TEXT
+    name = "principals.toml" if principals else "policy.cedar"
+    text = first_texts()[name]
     out.answer({"file": name, "text": text}, lambda page: click.echo(text, nl=False))
     return 0
 
@@ -106,12 +104,11 @@ async def check(app: Interlock, out: Output, /, file: Path | None) -> int:
     interlock policy check
     interlock policy check new.cedar
     """
-    from interlock.api.policy import fault_document
+    from interlock.api.policy import fault_document, shared_text
     from interlock.api.policy_faults import faults_of
-    from interlock.store.shared_config import text_of
 
     path = file or app.policy.path
-    shared = None if file is not None else text_of(app.home, path.name)
+    shared = None if file is not None else shared_text(app)
     text = _read(path) if shared is None else shared
     return _answer_check(out, path, [fault_document(fault) for fault in await faults_of(app, text)])
 

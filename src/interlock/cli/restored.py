@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from interlock.approvals.standing import Standing
 from interlock.approvals.ticket import Shown, Step, Ticket
-from interlock.audit.chain import ChainFault, ChainVerdict
 from interlock.call.artifacts import recalled
 from interlock.call.results import INLINE, Persistence, Result
 from interlock.cli.remote import failure_of
@@ -140,23 +139,6 @@ def standing_of(document: Json) -> Standing:
         granted_by=document["grantedBy"],
         used=document["used"],
         revoked_ms=0 if document["revoked"] else None,
-    )
-
-
-def verdict_of(document: Json) -> ChainVerdict:
-    """The verdict on a journal that a document tells."""
-    head, last = document["head"], document["last_anchor_at"]
-    return ChainVerdict(
-        intact=document["intact"],
-        records=document["records"],
-        purged_through=document["purged_through"],
-        head=(head["seq"], head["hash"]),
-        anchors=document["anchors"],
-        anchored_through=document["anchored_through"],
-        last_anchor_ms=None if last is None else _ms(last),
-        anchors_file=document["anchors_file"],
-        faults=tuple(ChainFault(one["seq"], one["what"]) for one in document["faults"]),
-        seconds=document["seconds"],
     )
 
 

@@ -95,9 +95,9 @@ def quarantine(reader: Reader, out: Output, /) -> int:
     \b
     interlock tools quarantine
     """
-    from interlock.registry.quarantine import every_entry
+    from interlock.api.at_rest import quarantined
 
-    return _answer_quarantine(out, {"quarantine": [one.document() for one in every_entry(reader)]})
+    return _answer_quarantine(out, {"quarantine": quarantined(reader)})
 
 
 def _answer_quarantine(out: Output, document: Json) -> int:

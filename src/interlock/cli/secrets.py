@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from interlock.cli.command import Output, at_rest, over_home, parse_span, require
+from interlock.cli.command import Output, at_rest, local_only, over_home, parse_span, require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from interlock.store.port import Reader
     from interlock.store.secrets import CredentialEntry
 
+_stays_here = local_only("handles stored credentials, which neither come from nor leave their machine by a server")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -56,6 +57,7 @@ def _span(context: click.Context, parameter: click.Parameter, given: str | None)
 
 
 @secrets.command(name="set")
+@_stays_here
 @click.argument("name")
 @click.argument("value", metavar="[-]", required=False, callback=_value)
 @click.option("--slot", default="main", show_default=True, help="Which of several credentials under this name.")
@@ -90,16 +92,14 @@ async def set_(app: Interlock, out: Output, /, name: str, value: str, slot: str,
 def _list_at_rest(reader: Reader, out: Output, /) -> int | None:
     import time
 
-    from interlock.authority.default_principals import unchanged
-    from interlock.store import secrets as stored
-    from interlock.store.home import Home
+    from interlock.api.at_rest import credentials
 
-    if not unchanged(Home(out.session.path).principals):
-        return None  # which scopes the local user holds, an open data directory tells
-    return _answer_list(out, stored.entries(reader), time.time_ns() // 1_000_000)
+    found = credentials(reader, out.session.path)
+    return None if found is None else _answer_list(out, found, time.time_ns() // 1_000_000)
 
 
 @secrets.command(name="list", short_help="Which credentials there are, never their values.")
+@_stays_here
 @at_rest(_list_at_rest)
 @over_home
 async def list_(app: Interlock, out: Output, /) -> int:
@@ -151,6 +151,7 @@ def _words(ms: int) -> str:
 
 
 @secrets.command()
+@_stays_here
 @click.argument("name")
 @click.option("--slot", help="Only this one of several.")
 @over_home
@@ -172,6 +173,7 @@ async def remove(app: Interlock, out: Output, /, name: str, slot: str | None) ->
 
 
 @secrets.command(name="rotate-key")
+@_stays_here
 @over_home
 async def rotate_key(app: Interlock, out: Output, /) -> int:
     """Seal every credential under a new key and drop the old one. Exits 1 if one could not be opened and was left.

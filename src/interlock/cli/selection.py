@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,49 +15,36 @@ if TYPE_CHECKING:
     from interlock.cli.render import Page
 
 Json = dict[str, Any]
+F = TypeVar("F", bound=Callable[..., Any])
 _ANSWERS = {"ALLOW": "allowed", "REQUIRE_APPROVAL": "needs approval", "DENY": "denied"}
 
 
-async def _select_at_server(
-    server: Server,
-    out: Output,
-    /,
-    words: tuple[str, ...],
-    allocation: int | None,
-    cheaper: bool,
-    faster: bool,
-    session: str,
-) -> int:
-    said: Json = {
-        "request": " ".join(words),
-        "allocation": allocation,
-        "cheaper": cheaper,
-        "faster": faster,
-        "session": session,
-    }
-    return _answer(out, await server.post("/v1/tools/select", said))
+# Options that choosing a tool and measuring the choice have in common.
+_PREFERENCES = (
+    click.option("--cheaper", is_flag=True, help="Of tools with equal expected success, choose the cheaper one."),
+    click.option("--faster", is_flag=True, help="Of tools with equal expected success, choose the faster one."),
+)
+
+
+def _preferring(command: F) -> F:
+    for option in reversed(_PREFERENCES):
+        command = option(command)
+    return command
+
+
+async def _select_at_server(server: Server, out: Output, /, words: tuple[str, ...], **options: Any) -> int:
+    return _answer(out, await server.post("/v1/tools/select", {"request": " ".join(words), **options}))
 
 
 @click.command(short_help="Choose a tool for a request, and say how.")
 @at_server(_select_at_server)
 @click.argument("words", nargs=-1, required=True)
 @click.option("--allocation", type=click.IntRange(0), help="How many tokens the schemas may take together.")
-@click.option("--cheaper", is_flag=True, help="Of tools with equal expected success, choose the cheaper one.")
-@click.option("--faster", is_flag=True, help="Of tools with equal expected success, choose the faster one.")
+@_preferring
 @click.option("--session", default="", help="The session whose budgets count.")
 @as_holder
 @over_home
-async def select(
-    app: Interlock,
-    out: Output,
-    /,
-    words: tuple[str, ...],
-    allocation: int | None,
-    cheaper: bool,
-    faster: bool,
-    session: str,
-    token: str | None,
-) -> int:
+async def select(app: Interlock, out: Output, /, words: tuple[str, ...], token: str | None, **options: Any) -> int:
     """Choose a tool for a request, and say how: what each stage left, and whether you may call it.
 
     No call is made. The selection is on record; its text is stored encrypted unless selection_requests is never.
@@ -65,15 +53,7 @@ async def select(
     interlock tools select "how much is in the cash account"
     interlock tools select "post 250 to cash" --json
     """
-    made = await app.select(
-        " ".join(words),
-        caller=await acting(app, token),
-        allocation=allocation,
-        cheaper=cheaper,
-        faster=faster,
-        session=session,
-        door="cli",
-    )
+    made = await app.select(" ".join(words), caller=await acting(app, token), door="cli", **options)
     return _answer(out, made.document())
 
 
@@ -128,12 +108,11 @@ async def train_router(app: Interlock, out: Output, /, tenant: str | None) -> in
 @click.command(short_help="Measure how well tools are chosen, and at what cost.")
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False), required=False)
 @click.option("--journal", is_flag=True, help="Your own selections and the calls that followed them.")
-@click.option("--cheaper", is_flag=True, help="Of tools with equal expected success, choose the cheaper one.")
-@click.option("--faster", is_flag=True, help="Of tools with equal expected success, choose the faster one.")
+@_preferring
 @click.option("--no-intent", is_flag=True, help="Without the stage that names the kind of help.")
 @over_home
 async def evaluate(
-    app: Interlock, out: Output, /, trace: str | None, journal: bool, cheaper: bool, faster: bool, no_intent: bool
+    app: Interlock, out: Output, /, trace: str | None, journal: bool, no_intent: bool, **preferences: bool
 ) -> int:
     """Measure how well tools are chosen: precision, recall, wrong tools, tokens, cost and latency per task.
 
@@ -151,7 +130,7 @@ async def evaluate(
 
     if (trace is None) == (not journal):
         raise click.UsageError("name a file with tasks, or --journal")
-    options: Any = {"cheaper": cheaper, "faster": faster, "intent": not no_intent}
+    options: Any = {**preferences, "intent": not no_intent}
     if trace is None:
         answer = await evaluate_journal(app.selections, app.caller, **options)
     else:
@@ -166,7 +145,12 @@ async def evaluate(
     return 0
 
 
+async def _recommend_at_server(server: Server, out: Output, /, tool: str | None) -> int:
+    return _answer_recommended(out, (await server.get("/v1/tools/recommendations", tool=tool))["tools"])
+
+
 @click.command(short_help="Tools that are used together with one, or by others.")
+@at_server(_recommend_at_server)
 @click.argument("tool", required=False)
 @as_holder
 @over_home
@@ -179,8 +163,11 @@ async def recommend(app: Interlock, out: Output, /, tool: str | None, token: str
     interlock tools recommend demo.balance
     interlock tools recommend
     """
-    found = [one.document() for one in await app.recommend(tool, caller=await acting(app, token))]
+    found = await app.recommend(tool, caller=await acting(app, token))
+    return _answer_recommended(out, [one.document() for one in found])
 
+
+def _answer_recommended(out: Output, found: list[Json]) -> int:
     def show(page: Page) -> None:
         if not found:
             page.line("nothing to recommend: too few callers have used tools together so far")

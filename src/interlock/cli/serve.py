@@ -281,8 +281,8 @@ async def _prepare(app: Interlock, given: dict[str, Any]) -> None:
 
 async def _token(app: Interlock) -> str:
     """A token for an agent of the local user, which every tool may be called with and nothing administered."""
+    from interlock.api.identities import named_here
     from interlock.call.capability import ToolGrant
-    from interlock.cli.identities import named_here
 
     user = app.caller.id.removeprefix("local:")
     agent, person = await named_here(app, "my-agent", "agent"), await named_here(app, user, "human")

@@ -42,33 +42,23 @@ def copy(out: Output, /, *, address: str, admin: str | None) -> int:
     interlock store copy --to postgresql://interlock@db.example.com/interlock
     interlock store copy --to file
     """
-    from interlock.api.homes import home_at
-    from interlock.audit.backups import copy_store
+    from interlock.api.backups import copy_store
+    from interlock.cli.backup import copy_progress
 
     refuse_token("copying the store")
     to_file = address == _FILE
     if not to_file and not address.startswith(("postgresql://", "postgres://")):
         raise click.UsageError("--to is an address that begins with postgresql://, or `file`")
-    source = home_at(out.session.path)
-    target = home_at(out.session.path, "" if to_file else address, admin or "")
-
-    def rows(done: int, total: int) -> None:
-        out.progress("copying", 100 * done / max(total, 1))
-
-    try:
-        contents, verdict = copy_store(source, target, rows, lambda done: out.progress(f"verifying: {done:,} records"))
-    finally:
-        out.progress("")
-    total = sum(number for number, _ in contents.values())
+    with copy_progress(out) as progress:
+        copied = copy_store(out.session.path, "" if to_file else address, admin or "", progress)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD, Text
 
-        text = f" {total:,} rows of {len(contents)} tables copied and compared · {verdict.records:,} records · "
-        page.line(GOOD, text, Text("intact", "bold green"))
+        text = f" {copied.rows:,} rows of {len(copied.tables)} tables copied and compared · "
+        page.line(GOOD, text, f"{copied.verdict['records']:,} records · ", Text("intact", "bold green"))
         change = "remove the setting store" if to_file else "set store to that address"
         page.facts([("next", f"{change}, in settings.toml or INTERLOCK_STORE, then interlock doctor")])
 
-    tables = {name: {"rows": number, "digest": digest} for name, (number, digest) in contents.items()}
-    out.answer({"home": str(out.session.path), "tables": tables, "verdict": verdict.document()}, show)
+    out.answer({"home": str(out.session.path), "tables": copied.tables, "verdict": copied.verdict}, show)
     return 0

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from interlock.cli.command import Output, at_server, looking, over_home, parse_span
-from interlock.cli.identities import revoked_before
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -140,6 +139,8 @@ async def issue(
 
 def _answer_token(out: Output, picture: Json) -> int:
     if not out.as_json:
+        from interlock.api.identities import revoked_before
+
         click.echo(picture["token"])
         page = out.page(error=True)
         page.line(_summary(picture))
@@ -205,11 +206,9 @@ async def delegate(
     interlock token delegate --token "$TOKEN" --to summarizer --tool demo.balance --ttl 5m --max-uses 1
     """
     from interlock.api.tokens import Tokens
-    from interlock.authority.keys import load_private
 
     held = _text(parent or "-", "give --token, set INTERLOCK_TOKEN, or send one on stdin")
-    private = None if key_file is None else load_private(key_file)
-    wanted = {"to": to, "ttl_s": ttl_s, "scopes": given["scopes"] or None, "private": private}
+    wanted = {"to": to, "ttl_s": ttl_s, "scopes": given["scopes"] or None, "key_file": key_file}
     return _answer_token(out, await Tokens(app).delegate(held, by=app.caller, **wanted, **_narrowed(given)))
 
 

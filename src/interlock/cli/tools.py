@@ -247,12 +247,10 @@ async def _show_at_server(server: Server, out: Output, /, tool: str, standard: b
 def _show_at_rest(reader: Reader, out: Output, /, tool: str, standard: bool) -> int | None:
     if standard:
         return None
-    from interlock.api.tool_listing import any_version, catalog_at_rest, contract_at_rest
-    from interlock.store.at_rest import at_once
+    from interlock.api.tool_listing import contract_at_rest, version_at_rest
 
     name, at, spec = tool.partition("@")
-    version = at_once(any_version(catalog_at_rest(reader), name, spec if at else None))
-    return _answer_version(out, contract_at_rest(reader, version))
+    return _answer_version(out, contract_at_rest(reader, version_at_rest(reader, name, spec if at else None)))
 
 
 @tools.command(short_help="The contract of a version, and its state.")
@@ -379,12 +377,10 @@ async def _diff_at_server(server: Server, out: Output, /, tool: str, old: str, n
 
 
 def _diff_at_rest(reader: Reader, out: Output, /, tool: str, old: str, new: str) -> int:
-    from interlock.api.tool_listing import any_version, catalog_at_rest
+    from interlock.api.tool_listing import version_at_rest
     from interlock.api.tools import compare_versions
-    from interlock.store.at_rest import at_once
 
-    catalog = catalog_at_rest(reader)
-    before, after = [at_once(any_version(catalog, tool, f"={version}")) for version in (old, new)]
+    before, after = [version_at_rest(reader, tool, f"={version}") for version in (old, new)]
     return _answer_diff(out, compare_versions(before, after))
 
 

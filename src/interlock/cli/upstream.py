@@ -48,16 +48,10 @@ async def _list_at_server(server: Server, out: Output, /) -> int:
 
 
 def _list_at_rest(reader: Reader, out: Output, /) -> int | None:
-    from interlock.store import breakers, upstreams
+    from interlock.api.at_rest import upstreams
 
-    if breakers.impaired(reader):
-        return None  # how long they are left alone, open parts tell
-    known: list[Json] = []
-    if upstreams.every(reader):
-        from interlock.upstreams.repository import documents
-
-        known = documents(reader)
-    return _answer_list(out, {"upstreams": known, "services": []})
+    document = upstreams(reader)
+    return None if document is None else _answer_list(out, document)
 
 
 @upstream.command("list", short_help="Every upstream, with its state and its tools.")
@@ -102,16 +96,10 @@ async def _show_at_server(server: Server, out: Output, /, name: str) -> int:
 
 
 def _show_at_rest(reader: Reader, out: Output, /, name: str) -> int | None:
-    from interlock.store import breakers, upstreams
+    from interlock.api.at_rest import upstream
 
-    if breakers.impaired(reader) or upstreams.find(reader, name) is None:
-        return None
-    from interlock.upstreams.repository import documents
-
-    (document,) = documents(reader, name)
-    if any(tool["state"] == "changed" for tool in document["tools"]):
-        return None  # the difference to its contract, open parts tell
-    return _answer_show(out, {**document, "services": []})
+    document = upstream(reader, name)
+    return None if document is None else _answer_show(out, document)
 
 
 @upstream.command(short_help="One upstream, its breakers, tools and changes.")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.approvals.ticket import Ticket
     from interlock.cli.remote import Server
-    from interlock.store.notifications import Undelivered
     from interlock.store.port import Reader
 
 Json = dict[str, Any]
@@ -79,7 +78,11 @@ class Local:
         known = {one.did: one for one in await app.identities.all()}
         names = {did: _called({"name": one.name, "tenant": one.tenant}) for did, one in known.items() if one.name}
         alone = await app.is_alone(app.caller)
-        return cls(app, names, alone, *([], []) if ticket is None else await _messages(app, ticket))
+        if ticket is None:
+            return cls(app, names, alone, [], [])
+        from interlock.api.at_rest import messages_about
+
+        return cls(app, names, alone, *await app.journal.read(lambda reader: messages_about(reader, ticket.id)))
 
     def name_of(self, who: str) -> str:
         return self._names.get(who, who)
@@ -104,14 +107,13 @@ class AtRest:
     """The facts of a data directory that is read without being opened."""
 
     def __init__(self, reader: Reader, path: Path, ticket: Ticket | None = None) -> None:
-        from interlock.store import identities, notifications
+        from interlock.api import at_rest
 
         self._reader = reader
         self._path = path
-        rows = identities.all_identities(reader)
-        self._names = {one.did: _called({"name": one.name, "tenant": one.tenant}) for one in rows if one.name}
-        self._notified = [] if ticket is None else notifications.sent_channels(reader, ticket.id)
-        self._late = [] if ticket is None else _late(notifications.undelivered(reader, ticket.id, 50))
+        named = at_rest.names(reader)
+        self._names = {did: _called({"name": name, "tenant": tenant}) for did, (name, tenant) in named.items()}
+        self._notified, self._late = ([], []) if ticket is None else at_rest.messages_about(reader, ticket.id)
 
     def name_of(self, who: str) -> str:
         return self._names.get(who, who)
@@ -122,12 +124,9 @@ class AtRest:
         return home_at(self._path).now_ms(self._reader)
 
     def must_leave(self, ticket: Ticket) -> bool:
-        from interlock.api.authority import local_user
-        from interlock.approvals.reviewers import is_alone
-        from interlock.call.context import Caller
+        from interlock.api.at_rest import must_leave
 
-        person = Caller(id=f"local:{local_user()}")
-        return ticket.requester == person.id and not is_alone(self._reader, person)
+        return must_leave(self._reader, ticket)
 
     def continues(self) -> bool:
         from interlock.api.homes import home_at
@@ -139,31 +138,6 @@ class AtRest:
 
     def undelivered(self) -> list[Json]:
         return self._late
-
-
-async def _messages(app: Interlock, ticket: Ticket) -> tuple[list[str], list[Json]]:
-    """The channels by which people were notified of a ticket, and the notifications that did not arrive."""
-    from interlock.api.approvals import notified_channels
-    from interlock.approvals.notify import undelivered
-
-    late = _late(await undelivered(app.journal, ticket=ticket.id))
-    return await notified_channels(app.journal, ticket), late
-
-
-def _late(rows: list[Undelivered]) -> list[Json]:
-    from interlock.core.clock import iso
-
-    return [
-        {
-            "channel": one.channel,
-            "step": one.step,
-            "state": one.state,
-            "attempts": one.attempts,
-            "next_attempt_at": None if one.state == "failed" else iso(one.next_ms),
-            "error": one.error,
-        }
-        for one in rows
-    ]
 
 
 class Remote:

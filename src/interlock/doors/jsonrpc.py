@@ -48,8 +48,8 @@ _ABSENT = object()
 # Methods that change nothing.
 _LOOKING = frozenset(
     {
-        "tools.list", "tools.search", "tools.describe", "tools.negotiate", "surface.show", "calls.list",
-        "calls.top", "calls.status", "calls.trace", "calls.part", "approvals.list", "approvals.show",
+        "tools.list", "tools.search", "tools.describe", "tools.negotiate", "tools.recommend", "surface.show",
+        "calls.list", "calls.top", "calls.status", "calls.trace", "calls.part", "approvals.list", "approvals.show",
     }
 )  # fmt: skip
 
@@ -91,6 +91,7 @@ class JsonRpcDoor(Route):
             "tools.negotiate": self._negotiate,
             "tools.load": self._load,
             "tools.select": self._select,
+            "tools.recommend": self._recommend,
             "surface.show": self._surface,
             "tools.invoke": self._invoke,
             "calls.list": self._calls,
@@ -309,6 +310,10 @@ class JsonRpcDoor(Route):
             door="jsonrpc",
         )
         return made.document()
+
+    async def _recommend(self, caller: Caller, tool: Any = None) -> Json:
+        found = await self._service.app.recommend(_text(tool, "tool"), caller=caller)
+        return {"tools": [one.document() for one in found]}
 
     async def _surface(self, asks: Caller, caller: Any = None, cursor: Any = None, limit: Any = 200) -> Json:
         who, place, most = _text(caller, "caller"), _text(cursor, "cursor"), _whole(limit, "limit", 1000)

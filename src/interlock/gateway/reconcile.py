@@ -91,7 +91,7 @@ async def reconcile(
 ) -> None:
     """Settle a call as a person decided, if they may decide. `seal` encrypts an outcome for its key."""
     require_scope(caller)
-    await journal.commit(settle(call_id, happened, value, caller.id, seal))
+    await journal.commit(settle(call_id, happened, value, caller.acting, seal))
 
 
 def settle(call_id: str, happened: bool, value: Any, by: str, seal: Seal) -> Unit[None]:

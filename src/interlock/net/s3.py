@@ -33,6 +33,11 @@ _KEYS = expression(rb"<Key>([^<]*)</Key>")
 _NEXT = expression(rb"<NextContinuationToken>([^<]*)</NextContinuationToken>")
 
 
+def is_address(place: str) -> bool:
+    """Whether a place is an address in an object store, s3://BUCKET/PREFIX, and not a directory."""
+    return place.startswith("s3://")
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """The address of the S3 service, and the credentials that requests are signed with."""

@@ -40,7 +40,9 @@ def inline_secrets(value: Any, place: tuple[int | str, ...] = ()) -> Iterator[tu
 def masked(value: Any) -> Any:
     """A value of a configuration as JSON that may be shown: without credentials, and addresses that may hold one."""
     if isinstance(value, pydantic.BaseModel):
-        return {name: masked(one) for name, one in value}
+        # By its fields: what the model has computed of them and stored is no part of the configuration.
+        known = {name: getattr(value, name) for name in type(value).model_fields}
+        return {name: masked(one) for name, one in {**known, **(value.model_extra or {})}.items()}
     if isinstance(value, pydantic.SecretStr):
         return REDACTED
     if isinstance(value, str | Path):

@@ -103,15 +103,15 @@ def check_backups(home: Home) -> Iterator[Finding]:
     """
     from datetime import UTC, datetime, timedelta
 
-    from interlock.audit.archive import is_archive
     from interlock.audit.backups import RETRY_MS, last_made, made_in
+    from interlock.net.s3 import is_address
     from interlock.store.inspection import opened
     from interlock.store.shared_config import settings_of
 
     settings = settings_of(home).settings
     if settings.backup_to is None:
         return
-    if is_archive(settings.backup_to):
+    if is_address(settings.backup_to):
         if home.new:
             return
         with opened(home) as reader:

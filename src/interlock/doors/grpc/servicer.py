@@ -275,6 +275,10 @@ class Servicer:
         )
         return messages.selection(made.document())
 
+    async def recommend(self, request: wire.RecommendRequest, caller: Caller, _: Rpc) -> wire.RecommendResponse:
+        found = await self._service.app.recommend(request.tool or None, caller=caller)
+        return wire.RecommendResponse(tools=[wire.Recommendation(**one.document()) for one in found])
+
     async def surface(self, request: wire.SurfaceRequest, caller: Caller, _: Rpc) -> wire.SurfaceResponse:
         who, cursor = request.caller or None, request.page_token or None
         size = request.page_size or surface_view.PAGE

@@ -64,7 +64,7 @@ class ApprovalRequests:
             self._add_use(call, _refuse_used)
             return Obtained()
         call.extend().approval_outcome = ticket.outcome()
-        no = tickets.rejection(ticket)
+        no = ticket.rejection()
         if no is not None:
             raise no
         if ticket.state == "PENDING":

@@ -77,7 +77,7 @@ class ApprovedCalls:
     async def _run(self, ticket: Ticket, *, awaited: bool) -> Result:
         """Run the six phases of a call that waited, with the authority that its caller has now."""
         if ticket.state != "APPROVED" or ticket.sealed is None:
-            raise tickets.rejection(ticket) or Failure(
+            raise ticket.rejection() or Failure(
                 "E3411", f"ticket {ticket.id} is {ticket.state}, so there is nothing to go on with"
             )
         request = self._waiting.request(ticket)

@@ -213,6 +213,30 @@ class SelectResponse(_message.Message):
     selection_json: bytes
     def __init__(self, id: _Optional[str] = ..., chosen: _Optional[str] = ..., answer: _Optional[str] = ..., selection_json: _Optional[bytes] = ...) -> None: ...
 
+class RecommendRequest(_message.Message):
+    __slots__ = ("tool",)
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    tool: str
+    def __init__(self, tool: _Optional[str] = ...) -> None: ...
+
+class RecommendResponse(_message.Message):
+    __slots__ = ("tools",)
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    tools: _containers.RepeatedCompositeFieldContainer[Recommendation]
+    def __init__(self, tools: _Optional[_Iterable[_Union[Recommendation, _Mapping]]] = ...) -> None: ...
+
+class Recommendation(_message.Message):
+    __slots__ = ("tool", "reason", "callers", "why")
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CALLERS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    tool: str
+    reason: str
+    callers: int
+    why: str
+    def __init__(self, tool: _Optional[str] = ..., reason: _Optional[str] = ..., callers: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
 class SurfaceRequest(_message.Message):
     __slots__ = ("caller", "page_token", "page_size")
     CALLER_FIELD_NUMBER: _ClassVar[int]

@@ -42,6 +42,11 @@ class GatewayStub:
                 request_serializer=interlock_dot_v1_dot_gateway__pb2.SelectRequest.SerializeToString,
                 response_deserializer=interlock_dot_v1_dot_gateway__pb2.SelectResponse.FromString,
                 _registered_method=True)
+        self.Recommend = channel.unary_unary(
+                '/interlock.v1.Gateway/Recommend',
+                request_serializer=interlock_dot_v1_dot_gateway__pb2.RecommendRequest.SerializeToString,
+                response_deserializer=interlock_dot_v1_dot_gateway__pb2.RecommendResponse.FromString,
+                _registered_method=True)
         self.Invoke = channel.unary_unary(
                 '/interlock.v1.Gateway/Invoke',
                 request_serializer=interlock_dot_v1_dot_gateway__pb2.InvokeRequest.SerializeToString,

@@ -12,6 +12,7 @@ class GatewayStub:
     Load: _aio.UnaryUnaryMultiCallable[_wire.LoadRequest, _wire.LoadResponse]
     Surface: _aio.UnaryUnaryMultiCallable[_wire.SurfaceRequest, _wire.SurfaceResponse]
     Select: _aio.UnaryUnaryMultiCallable[_wire.SelectRequest, _wire.SelectResponse]
+    Recommend: _aio.UnaryUnaryMultiCallable[_wire.RecommendRequest, _wire.RecommendResponse]
     Invoke: _aio.UnaryUnaryMultiCallable[_wire.InvokeRequest, _wire.CallResult]
     Run: _aio.StreamStreamMultiCallable[_wire.RunRequest, _wire.RunEvent]
     Calls: _aio.UnaryUnaryMultiCallable[_wire.CallsRequest, _wire.CallsResponse]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -62,6 +62,21 @@ class Selected(Answer):
     refused: str | None = Field(description="why the choice of a model was refused")
     gate: Json | None = Field(description="ALLOW, REQUIRE_APPROVAL or DENY, with the reason")
     tokens: Json
+
+
+class RecommendationsQuery(Query):
+    tool: Name | None = Field(None, description="a tool that the others are used with; left out, any that you use")
+
+
+class Recommendation(Answer):
+    tool: str
+    reason: Literal["together", "group"]
+    callers: int = Field(description="how many other callers speak for it")
+    why: str
+
+
+class Recommendations(Answer):
+    tools: list[Recommendation]
 
 
 class Loaded(Answer):

@@ -18,6 +18,7 @@ from interlock.data.schema import Json
 from interlock.doors.rest import models
 from interlock.doors.rest.answers import of_result, of_status
 from interlock.doors.rest.invoke import DOOR, unforeseen
+from interlock.doors.rest.models import administration
 from interlock.doors.rest.operation import ACCEPTED, Ask, Id, json, reply, says, streams
 from interlock.doors.rest.progress import SILENCE_S
 
@@ -48,6 +49,12 @@ async def top_calls(ask: Ask, query: Annotated[models.TopQuery, Query()]) -> Res
     """Which tools fail most or are called most, or who spent most. Needs `audit:read`."""
     since, until = _iso(query.since, "since"), _iso(query.until, "until")
     return json(await ask.service.listing.top(query.by, by=ask.caller, since=since, until=until, limit=query.limit))
+
+
+@router.get("/calls/unknown", **says(administration.UnknownCalls))
+async def list_unknown_calls(ask: Ask) -> Response:
+    """Calls whose outcome is unknown, which a person has to settle. Needs `calls:reconcile` in the tenant `local`."""
+    return json({"unknown": await ask.service.reconciliation.unknown(by=ask.caller)})
 
 
 def _iso(at: datetime | None, name: str) -> str | None:
@@ -139,6 +146,17 @@ async def undo_call(invocation_id: Id, body: models.UndoBody, ask: Ask) -> Respo
     """Undo a call of yours, if it stored how. Governed like any call."""
     undone = await ask.service.undo(invocation_id, by=ask.caller, key=body.idempotency_key, door=DOOR, trace=ask.trace)
     return reply(of_result(undone))
+
+
+@router.post("/calls/{invocation_id}/settle", **says(administration.Settled))
+async def settle_call(invocation_id: Id, body: administration.SettleBody, ask: Ask) -> Response:
+    """Settle a call whose outcome is unknown, after looking at the world. Needs `calls:reconcile` in the tenant
+    `local`."""
+    stated = "result" in body.model_fields_set
+    settled = await ask.service.reconciliation.settle(
+        invocation_id, by=ask.caller, happened=body.happened, result=body.result, stated=stated
+    )
+    return json({"settled": settled})
 
 
 @router.get("/payloads/{ref}", **streams("application/json", "the whole result", {}, also=FILE))

@@ -29,6 +29,13 @@ async def load_tools(body: models.LoadBody, ask: Ask) -> Response:
     return json({"tools": [tool_document(ask.service.tools, one) for one in found]})
 
 
+@router.get("/tools/recommendations", tags=["tools"], **says(models.Recommendations))
+async def recommend_tools(ask: Ask, query: Annotated[models.RecommendationsQuery, Query()]) -> Response:
+    """Tools that are used together with one, or that others of your groups use. From the calls of your own tenant."""
+    found = await ask.service.app.recommend(query.tool, caller=ask.caller)
+    return json({"tools": [one.document() for one in found]})
+
+
 @router.post("/tools/select", tags=["tools"], **says(models.Selected))
 async def select_tool(body: models.SelectBody, ask: Ask) -> Response:
     """Choose a tool for a request among those that you can see, and say how. No call is made; it is on record."""

@@ -1,0 +1,92 @@
+"""The schema of a store: shown, brought to that of this version, or one step back. For a person at the files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interlock.api.backups import Progress, back_up_before
+from interlock.core.record import NamedTuple
+from interlock.store import migration
+from interlock.store.homes import home_at
+from interlock.store.schema_status import status
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
+    from interlock.store.migration import Migration
+
+# Shows some words while work is done.
+Working = Callable[[str], AbstractContextManager[None]]
+
+
+def schema_at(path: Path) -> Json:
+    """The schema of a store, and every migration with whether it is applied."""
+    home = home_at(path)
+    found = status(home)
+    return {
+        "schema": found.schema,
+        "compatible_since": found.compatible_since,
+        "head": migration.head(),
+        "running": home.alive(),
+        "loses": found.at_stake,
+        "migrations": [{**_document(one), "applied": one.revision <= found.schema} for one in migration.migrations()],
+    }
+
+
+class Changed(NamedTuple):
+    """The migrations that were applied or undone, or would be; the schema then; the backup; rows that are lost."""
+
+    steps: list[Json]
+    schema: str
+    backup: Path | None
+    loses: dict[str, int]
+
+
+def bring_up(path: Path, *, dry_run: bool, directory: Path | None, progress: Progress, working: Working) -> Changed:
+    """Bring a store to the schema of this version. A store in a file is backed up first."""
+    home = home_at(path)
+    found, backup = status(home), None
+    steps = found.pending
+    if steps:
+        target = steps[-1].revision
+        home.refuse_in_use(found.schema, target, migration.compatible_since(target))
+    if steps and not dry_run:
+        backup = back_up_before(home, steps[-1].revision, directory, progress)
+        with working("migrating …"):
+            steps = migration.up(home)
+    schema = steps[-1].revision if steps and not dry_run else found.schema
+    return Changed([_document(one) for one in steps], schema, backup, {})
+
+
+def take_down(
+    path: Path,
+    *,
+    lose: Collection[str],
+    dry_run: bool,
+    directory: Path | None,
+    progress: Progress,
+    working: Working,
+) -> Changed:
+    """Undo the last migration. Refused where rows would be lost that `lose` does not name."""
+    home = home_at(path)
+    found, backup = status(home), None
+    last, before = migration.last_applied(found.schema)
+    loses = found.at_stake or {}
+    if not dry_run:
+        migration.refuse_loss({what: rows for what, rows in loses.items() if what not in lose})
+        home.refuse_in_use(found.schema, before, migration.compatible_since(before))
+        backup = back_up_before(home, before, directory, progress)
+        with working(f"undoing {last.revision} …"):
+            last = migration.down(home, lose)
+    return Changed([_document(last)], found.schema if dry_run else before, backup, loses)
+
+
+def _document(one: Migration) -> Json:
+    return {
+        "revision": one.revision,
+        "title": one.title,
+        "compatible_since": one.compatible_since,
+        "can_be_undone": one.can_be_undone,
+    }

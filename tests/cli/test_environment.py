@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.cli import Cli
+from tests.support.postgres import Server
 
 REST = (
     "a tool that runs in process can read the server's memory, its files, and the variables of its environment whose"
@@ -53,6 +54,41 @@ def _call(cli: Cli, *words: str, stdin: str = "", **extra: str) -> str:
     done = subprocess.run(command, env=environment, cwd=cli.path, input=stdin, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.sqlite_only("it has a store on a server of its own")
+@pytest.mark.parametrize("variable", ["PGPASSFILE", "PGPASSWORD"])
+def test_a_process_keeps_the_password_of_its_store(variable: str, fresh: Cli) -> None:
+    """Connections to the store are also opened after the tools were loaded."""
+    server = Server()
+    try:
+        with server.connect() as connection:
+            connection.execute("CREATE ROLE app LOGIN PASSWORD 'of-the-store'")
+            connection.execute("CREATE SCHEMA app AUTHORIZATION app")
+            rules = server.place / "data" / "pg_hba.conf"
+            rules.write_text("local all app scram-sha-256\n" + rules.read_text())
+            connection.execute("SELECT pg_reload_conf()")
+        passfile = fresh.path / "pgpass"
+        passfile.write_text("*:*:*:app:of-the-store\n")
+        passfile.chmod(0o600)
+        given = {
+            "INTERLOCK_STORE": server.address.replace("postgres@", "app@"),
+            variable: str(passfile) if variable == "PGPASSFILE" else "of-the-store",
+        }
+        (fresh.path / "spy_tools.py").write_text(TOOLS)
+        _call(fresh, "tools", "add", "spy_tools.py", **given)
+        shown = json.loads(_call(fresh, "call", "spy.look", "--json", **given))
+        assert shown["status"] == "succeeded"
+        assert CANARY not in json.dumps(shown)
+        without = {**given, variable: ""}
+        refused = subprocess.run(
+            [sys.executable, "-m", "interlock.cli", "call", "spy.look"],
+            env={**fresh.environment, **without}, cwd=fresh.path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert refused.returncode != 0
+        assert "refuses the user of this process" in refused.stderr
+    finally:
+        server.remove()
 
 
 @pytest.fixture

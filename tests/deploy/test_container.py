@@ -30,7 +30,7 @@ LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096")
 MACHINE = f"""FROM {IMAGE}
 USER 0
 RUN apt-get update && apt-get install -y --no-install-recommends systemd dbus
-RUN ln -s /opt/interlock /usr/local/lib/interlock && install -d -m 700 -o interlock -g interlock /var/backups/interlock
+RUN ln -s /opt/interlock /usr/local/lib/interlock && install -d -m 700 -o interlock -g interlock /srv/backups
 COPY systemd /etc/systemd/system
 RUN systemctl enable interlock.service interlock-drill.timer
 ENTRYPOINT []
@@ -199,10 +199,10 @@ def runs_as_a_service_of_systemd(place: Path) -> None:
         assert made["status"] == "succeeded"
         inside(
             *("runuser", "-u", "interlock", "--", "sh", "-c"),
-            "echo 'backup_to = \"/var/backups/interlock\"' > /var/lib/interlock/settings.toml",
+            "echo 'backup_to = \"/srv/backups\"' > /var/lib/interlock/settings.toml",
         )
         inside("systemctl", "restart", "interlock")
-        until("test -e /var/backups/interlock/*/interlock.db")
+        until("test -e /srv/backups/*/interlock.db")
         inside("systemctl", "start", "interlock-drill")  # it waits for the end, and fails if the drill does
         assert "restored and compared" in inside("journalctl", "--no-pager", "-u", "interlock-drill")
         until(ready)

@@ -142,8 +142,10 @@ def test_the_index_lists_every_decision() -> None:
     assert [one.name for one in sorted((ROOT / "docs" / "adr").glob("0*.md")) if f"adr/{one.name}" not in listed] == []
 
 
-# Directories of somebody's machine; an example's home is relative or below /srv.
-_MACHINE = re.compile(r"(?<![\w.~-])(?:/(?:home|root|tmp|work|Users|private|opt|mnt|var)/|[A-Z]:\\)")
+# Directories of somebody's machine; an example's home is relative or below /srv, or that of the unit of systemd.
+_MACHINE = re.compile(
+    r"(?<![\w.~-])(?:/(?:home|root|tmp|work|Users|private|opt|mnt|var(?!/lib/interlock\b))/|[A-Z]:\\)"
+)
 
 
 @each("page", WRITTEN)

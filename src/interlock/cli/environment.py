@@ -37,8 +37,9 @@ _PASSWORD = expression(r"://[^/\s:@]*:[^/\s@]+@")
 
 def clear_credentials(settings: Settings) -> list[str]:
     """Remove every variable that holds a credential, unless the settings keep it. Returns their names."""
-    # Connections to watched databases read these when they are opened.
-    own = ("PGPASSFILE", "PGPASSWORD") if settings.watched_postgres else ()
+    # Connections to the store and to watched databases read these whenever one is opened, long after the start.
+    on_postgres = settings.store or settings.store_admin or settings.watched_postgres
+    own = ("PGPASSFILE", "PGPASSWORD") if on_postgres else ()
     keep = {*settings.keep_environment, *own}
     found = [name for name, value in os.environ.items() if name not in keep and _is_credential(name, value)]
     if found:

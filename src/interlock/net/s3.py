@@ -60,7 +60,10 @@ class Account:
             key_id, _, secret = credential.strip().partition(":")
             session = ""
         if not key_id or not secret:
-            advice = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of this command"
+            advice = (
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of this command; a server takes the"
+                " setting archive_secret"
+            )
             if credential:
                 advice = "store it as KEY_ID:SECRET with interlock secrets set"
             raise Failure("E3411", "there are no credentials for the object store", resolution=advice)

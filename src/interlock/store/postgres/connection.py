@@ -228,6 +228,7 @@ _MANY = "53300"  # too_many_connections
 # The driver gives no code where a connection cannot be made.
 _ALL_TAKEN = ("too many connections", "too many clients", "connection slots are reserved")
 _CREDENTIALS = "28"
+_NOT_LET_IN = ("authentication failed", "no password supplied")
 
 
 def translated(error: psycopg.Error) -> Exception:
@@ -244,7 +245,7 @@ def translated(error: psycopg.Error) -> Exception:
         return sqlite3.OperationalError("the database server is out of memory")
     if state == _MANY or any(words in str(error) for words in _ALL_TAKEN):
         return sqlite3.OperationalError("the database server has too many connections")
-    if state.startswith(_CREDENTIALS) or "authentication failed" in str(error):
+    if state.startswith(_CREDENTIALS) or any(words in str(error) for words in _NOT_LET_IN):
         return sqlite3.OperationalError("the database server refuses the user of this process")
     if isinstance(error, psycopg.IntegrityError):
         return sqlite3.IntegrityError(words)

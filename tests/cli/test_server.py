@@ -578,7 +578,7 @@ def test_signing_keys_are_made_and_retired_alike_and_their_private_halves_stay_o
     assert set(first.json) == {"kid", "algorithm", "made", "signs"}
     (file,) = (place.cli.home / "keys" / "issuer").glob(f"*.{first.json['kid']}.pem")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    issued = place.there("ann", "token", "issue", "--agent", "scout", "--ttl", "10m").out.strip()
+    issued = place.there("ann", "token", "issue", "--agent", "signed-for", "--ttl", "10m").out.strip()
     assert place.there("ann", "token", "inspect", issued).code == 0
     second = both(place, "keys", "rotate", "--json")
     assert [(one.code, one.json["algorithm"]) for one in second] == [(0, "ES256")] * 2

@@ -1,4 +1,4 @@
-"""What is in an S3-compatible store of backups, removed records and old checkpoints: listed, got back, removed."""
+"""Backups, removed records and old checkpoints in an S3-compatible store: listed, fetched, removed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 
 async def list_archived(address: str) -> list[Json]:
-    """What is at an address, the oldest first, and until when each is kept."""
+    """List the content of an address, the oldest first, with the end of its term."""
     async with archive_at(address) as found:
         return [_document(one) for one in await found.list()]
 

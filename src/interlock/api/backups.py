@@ -1,4 +1,4 @@
-"""Whole data directories copied and verified: to a directory, to an archive or to another database, and back.
+"""Copies of whole data directories, verified: to a directory, to an archive or to another database, and back.
 
 For a person at the files. Servers may run on while a backup is made.
 """
@@ -35,7 +35,7 @@ Checked = Callable[[int], None]
 
 
 class Progress(NamedTuple):
-    """What is told of how far a copy is, and its verification."""
+    """Callbacks that are told how far a copy is, and its verification."""
 
     copied: Done
     verified: Checked

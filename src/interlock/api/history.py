@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import orjson
 
+from interlock.call.artifacts import Artifact, recalled
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.store import ledger
@@ -68,6 +69,11 @@ class History:
                 continue  # speaks of a person's act, not of the call
             merged |= {name: value for name, value in entry.record.items() if value is not None}
         return merged
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """The files that the call left."""
+        return recalled(self.facts.get("artifacts", ()))
 
     @property
     def tool(self) -> str:

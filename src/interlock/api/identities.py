@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from interlock.api.rights import require, require_here, same_place
-from interlock.authority.identities import Identity, identity_of
+from interlock.authority.identities import Identity
 from interlock.core.errors import Failure
-from interlock.store import identities as stored
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.call.context import Caller, CallerKind
     from interlock.data.schema import Json
-    from interlock.store.port import Reader
 
 
 class Identities:
@@ -27,7 +25,7 @@ class Identities:
     async def list(self, *, by: Caller) -> list[Json]:
         """The identities of the caller's tenant, revoked ones included; in the tenant `local`, those of all."""
         require(by, "tokens:issue", "listing identities")
-        return [_document(one) for one in await self._parts.identities.all() if same_place(by, one.tenant)]
+        return [one.document() for one in await self._parts.identities.all() if same_place(by, one.tenant)]
 
     async def add(
         self,
@@ -53,7 +51,7 @@ class Identities:
         else:
             stated = Identity(did=did, name=name, kind=kind, trust=trust, groups=frozenset(groups), tenant=tenant)
             made = await self._parts.identities.register(stated, by=by.acting)
-        return {**_document(made), "warnings": warnings}
+        return {**made.document(), "warnings": warnings}
 
     async def revoke(self, who: str, *, by: Caller, reason: str) -> Json:
         """Revoke the identity of a DID, or of a name in `local`, with every token that it holds or delegated."""
@@ -102,26 +100,9 @@ async def named_here(parts: Parts, name: str, kind: CallerKind) -> Identity:
     return await parts.identities.find(name) or await make_identity(parts, by=parts.caller, name=name, kind=kind)
 
 
-def every_identity(reader: Reader) -> list[Json]:
-    """The same as `Identities.list`, for a person at the data directory itself."""
-    return [_document(identity_of(row)) for row in stored.all_identities(reader)]
-
-
 def revoked_before(name: str) -> str:
     """The warning about a new identity under the name of a revoked one."""
     return (
         f"an identity named {name} was revoked; this is a new one with a DID of its own, and the tokens of the old one"
         " stay refused: see interlock identities list"
     )
-
-
-def _document(identity: Identity) -> Json:
-    return {
-        "did": identity.did,
-        "name": identity.name,
-        "kind": identity.kind,
-        "tenant": identity.tenant,
-        "trust": identity.trust,
-        "groups": sorted(identity.groups),
-        "state": identity.state,
-    }

@@ -1,6 +1,6 @@
 """The journal of a data directory that is not opened, or of an export: verified; and its unsigned end, accepted.
 
-For a person at the files, who needs no right: whoever can read them can compute the same.
+For a person at the files. No right is needed to verify them, since anybody who can read them can do so.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from interlock.api.authority import local_user
 from interlock.store.homes import home_at
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ def unsigned_tail(path: Path, *, accept_because: str | None = None) -> Json:
 
     `fault` is why a start refuses them; without one there is nothing to accept.
     """
+    from interlock.api.authority import local_user
     from interlock.audit.tail import accept
     from interlock.audit.tail import unsigned_tail as look
 

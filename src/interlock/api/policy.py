@@ -20,7 +20,6 @@ from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, pointer
 from interlock.store import decisions, records
-from interlock.store.shared_config import text_of
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -139,7 +138,7 @@ class Policy:
 
 def shared_text(parts: Parts) -> str | None:
     """The policy that all machines share; None for a data directory with a policy of its own."""
-    return text_of(parts.home, POLICY)
+    return None if parts.home.shared is None else parts.home.shared.files[POLICY]
 
 
 def _require_policy(by: Caller) -> None:

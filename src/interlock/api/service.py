@@ -11,15 +11,15 @@ command line uses them too, for the owner of the data directory.
     budgets                               for agents and auditors: what calls may still cost
     approvals                             for people who decide on calls
     registration, upstreams               for operators: which tools there are
-    tokens, identities, signing_keys      for operators: who may call them
-    reconciliation                        for operators: calls whose outcome is unknown
-    policy, audit, settings_view, health  for those who govern, audit and operate the server
+    tokens, administration                for operators: who may call them, by which keys, and unfinished calls
+    policy, audit, health                 for those who govern, audit and operate the server
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from interlock.api.administration import Administration
 from interlock.api.approvals import Approvals
 from interlock.api.audit import Audit
 from interlock.api.authentication import Authentication, bearer
@@ -27,16 +27,11 @@ from interlock.api.budgets import Budgets
 from interlock.api.calls import Ask, Calls, native_id
 from interlock.api.events import Events
 from interlock.api.health import Health
-from interlock.api.identities import Identities
 from interlock.api.listing import Listing
 from interlock.api.policy import Policy
 from interlock.api.providers import Providers
-from interlock.api.reconciliation import Reconciliation
 from interlock.api.registration import Registration
-from interlock.api.settings_view import SettingsView
-from interlock.api.signing_keys import SigningKeys
 from interlock.api.surface_view import SurfaceViews
-from interlock.api.tokens import Tokens
 from interlock.api.tools import Page
 from interlock.api.upstreams import Upstreams
 
@@ -61,12 +56,9 @@ class Service:
         self.providers = Providers(app, self.tools, self.calls)
         self.registration = Registration(app, app.admissions)
         self.approvals = Approvals(app)
-        self.reconciliation = Reconciliation(app)
-        self.tokens = Tokens(app)
-        self.identities = Identities(app)
-        self.signing_keys = SigningKeys(app)
+        self.administration = Administration(app)
+        self.tokens = self.administration.tokens
         self.policy = Policy(app)
-        self.settings_view = SettingsView(app)
         self.audit = Audit(app)
         self.events = Events(app, self.audit)
         self.budgets = Budgets(app, self.audit)

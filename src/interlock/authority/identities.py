@@ -24,6 +24,7 @@ from interlock.store import identities as table
 
 if TYPE_CHECKING:
     from interlock.call.context import CallerKind
+    from interlock.data.schema import Json
     from interlock.store.port import Store, Transaction
 
 KINDS: tuple[CallerKind, ...] = ("human", "agent", "service")
@@ -40,6 +41,18 @@ class Identity:
     trust: int = 0
     groups: frozenset[str] = frozenset()
     state: Literal["active", "revoked"] = "active"
+
+    def document(self) -> Json:
+        """The identity for people and programs."""
+        return {
+            "did": self.did,
+            "name": self.name,
+            "kind": self.kind,
+            "tenant": self.tenant,
+            "trust": self.trust,
+            "groups": sorted(self.groups),
+            "state": self.state,
+        }
 
 
 class DidRegistry(Protocol):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urlsplit
 
-from interlock.core.clock import Clock
+from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.record import dataclass
@@ -76,6 +76,10 @@ class SigningKey:
     @property
     def public(self) -> PublicKey:
         return PublicKey(self.kid, self.algorithm, self.private.public_key())
+
+    def document(self, *, signs: bool) -> dict[str, Any]:
+        """The key for people and programs, without either half of it."""
+        return {"kid": self.kid, "algorithm": self.algorithm, "made": iso(self.created_ms), "signs": signs}
 
 
 # Forms of keys

@@ -76,9 +76,9 @@ async def _list_at_server(server: Server, out: Output, /, every: bool) -> int:
 
 
 def _list_at_rest(reader: Reader, out: Output, /, every: bool) -> int | None:
-    from interlock.api import at_rest
+    from interlock.api.approvals_at_rest import tickets
 
-    found = at_rest.tickets(reader, out.session.path, every=every)
+    found = tickets(reader, out.session.path, every=every)
     if found is None:
         return None
     return _answer_list(out, AtRest(reader, out.session.path), found, _NONE[every, False])
@@ -155,9 +155,9 @@ async def _whole_id(server: Server, given: str) -> str:
 
 
 def _show_at_rest(reader: Reader, out: Output, /, ticket_id: str) -> int | None:
-    from interlock.api import at_rest
+    from interlock.api.approvals_at_rest import ticket as ticket_at_rest
 
-    ticket = at_rest.ticket(reader, out.session.path, ticket_id)
+    ticket = ticket_at_rest(reader, out.session.path, ticket_id)
     if ticket is None:
         return None
     viewer = AtRest(reader, out.session.path, ticket)
@@ -544,7 +544,7 @@ async def _standings_at(server: Server) -> list[Standing]:
 
 
 def _standing_at_rest(reader: Reader, out: Output, /) -> int:
-    from interlock.api.at_rest import standing_approvals
+    from interlock.api.approvals_at_rest import standing_approvals
 
     return _answer_standing(out, AtRest(reader, out.session.path), standing_approvals(reader))
 

@@ -353,13 +353,12 @@ async def save(app: Interlock, out: Output, /, call_id: str, directory: str, tok
     from pathlib import Path
 
     from interlock.api.history import find
-    from interlock.call.artifacts import recalled
     from interlock.cli import artifacts
     from interlock.core.errors import Failure
 
     caller = await acting(app, token)
     history = await find(app.journal, call_id, caller)
-    left = recalled(history.facts.get("artifacts", ()))
+    left = history.artifacts
     if not left:
         raise Failure("E3702", f"call {history.call} left no files")
     files = artifacts.check({one: await app.read_payload(one.ref, caller=caller) for one in left})

@@ -61,15 +61,17 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
     return _answer_settings(out, {"home": str(home.path)}, settings_at(home), names, changed)
 
 
-def _answer_settings(out: Output, place: Json, found: list[Json], names: tuple[str, ...], changed: bool) -> int:
-    known = [str(one["name"]) for one in found]
+def _answer_settings(out: Output, place: Json, settings: list[Json], names: tuple[str, ...], changed: bool) -> int:
+    known = [str(one["name"]) for one in settings]
     for name in names:
         if name not in known:
             from interlock.settings import nearest
 
             meant = nearest(name, known)
             raise click.UsageError(f"there is no setting `{name}`" + (f"; did you mean `{meant}`?" if meant else ""))
-    rows = [one for one in found if (not names or one["name"] in names) and (not changed or one["source"] != "default")]
+    rows = [
+        one for one in settings if (not names or one["name"] in names) and (not changed or one["source"] != "default")
+    ]
 
     def show_rows(page: Page) -> None:
         import json

@@ -68,9 +68,9 @@ async def _list_at_server(server: Server, out: Output, /) -> int:
 @reading
 def list_identities(reader: Reader, out: Output, /) -> int:
     """All identities, revoked ones included."""
-    from interlock.api.identities import every_identity
+    from interlock.api.at_rest import identities as registered
 
-    return _answer_list(out, every_identity(reader))
+    return _answer_list(out, registered(reader))
 
 
 def _answer_list(out: Output, documents: list[Json]) -> int:

@@ -81,10 +81,10 @@ def _answer_made(out: Output, key: Json) -> int:
 
 
 def _list_at_rest(_: Reader, out: Output, /) -> int | None:
-    from interlock.api.signing_keys import keys_at_rest
+    from interlock.api.at_rest import signing_keys
 
-    # Whether a data directory without keys has lost them, an open one tells.
-    return _answer_list(out, held) if (held := keys_at_rest(out.session.path)) else None
+    held = signing_keys(out.session.path)
+    return None if held is None else _answer_list(out, held)
 
 
 async def _list_at_server(server: Server, out: Output, /) -> int:

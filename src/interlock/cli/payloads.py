@@ -75,7 +75,7 @@ def _answer_payload(out: Output, ref: str, body: bytes, path: str | None) -> int
 async def _read(app: Interlock, name: str, caller: Caller) -> tuple[str, bytes]:
     """The payload of a reference or a call. A file is returned only if it matches the record of its call."""
     from interlock.api.history import find
-    from interlock.call.artifacts import is_file, recalled
+    from interlock.call.artifacts import is_file
     from interlock.cli import artifacts
 
     if not name.startswith("payload:"):
@@ -83,8 +83,7 @@ async def _read(app: Interlock, name: str, caller: Caller) -> tuple[str, bytes]:
     body = await app.read_payload(name, caller=caller)
     if is_file(name):
         history = await find(app.journal, name[len("payload:") :].partition(".")[0])
-        left = recalled(history.facts.get("artifacts", ()))
-        artifacts.check({one: body for one in left if one.ref == name})
+        artifacts.check({one: body for one in history.artifacts if one.ref == name})
     return name, body
 
 

@@ -167,12 +167,12 @@ async def recommend(app: Interlock, out: Output, /, tool: str | None, token: str
     return _answer_recommended(out, [one.document() for one in found])
 
 
-def _answer_recommended(out: Output, found: list[Json]) -> int:
+def _answer_recommended(out: Output, tools: list[Json]) -> int:
     def show(page: Page) -> None:
-        if not found:
+        if not tools:
             page.line("nothing to recommend: too few callers have used tools together so far")
             return
-        page.table([[one["tool"], f"{one['callers']:,}", one["why"]] for one in found], ("tool", "callers", "why"))
+        page.table([[one["tool"], f"{one['callers']:,}", one["why"]] for one in tools], ("tool", "callers", "why"))
 
-    out.answer({"tools": found}, show)
+    out.answer({"tools": tools}, show)
     return 0

@@ -80,7 +80,7 @@ class Local:
         alone = await app.is_alone(app.caller)
         if ticket is None:
             return cls(app, names, alone, [], [])
-        from interlock.api.at_rest import messages_about
+        from interlock.api.approvals_at_rest import messages_about
 
         return cls(app, names, alone, *await app.journal.read(lambda reader: messages_about(reader, ticket.id)))
 
@@ -107,13 +107,14 @@ class AtRest:
     """The facts of a data directory that is read without being opened."""
 
     def __init__(self, reader: Reader, path: Path, ticket: Ticket | None = None) -> None:
-        from interlock.api import at_rest
+        from interlock.api.approvals_at_rest import messages_about
+        from interlock.api.at_rest import names
 
         self._reader = reader
         self._path = path
-        named = at_rest.names(reader)
+        named = names(reader)
         self._names = {did: _called({"name": name, "tenant": tenant}) for did, (name, tenant) in named.items()}
-        self._notified, self._late = ([], []) if ticket is None else at_rest.messages_about(reader, ticket.id)
+        self._notified, self._late = ([], []) if ticket is None else messages_about(reader, ticket.id)
 
     def name_of(self, who: str) -> str:
         return self._names.get(who, who)
@@ -124,7 +125,7 @@ class AtRest:
         return home_at(self._path).now_ms(self._reader)
 
     def must_leave(self, ticket: Ticket) -> bool:
-        from interlock.api.at_rest import must_leave
+        from interlock.api.approvals_at_rest import must_leave
 
         return must_leave(self._reader, ticket)
 

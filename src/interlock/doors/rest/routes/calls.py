@@ -54,7 +54,7 @@ async def top_calls(ask: Ask, query: Annotated[models.TopQuery, Query()]) -> Res
 @router.get("/calls/unknown", **says(administration.UnknownCalls))
 async def list_unknown_calls(ask: Ask) -> Response:
     """Calls whose outcome is unknown, which a person has to settle. Needs `calls:reconcile` in the tenant `local`."""
-    return json({"unknown": await ask.service.reconciliation.unknown(by=ask.caller)})
+    return json({"unknown": await ask.service.administration.unknown_calls.unknown(by=ask.caller)})
 
 
 def _iso(at: datetime | None, name: str) -> str | None:
@@ -153,7 +153,7 @@ async def settle_call(invocation_id: Id, body: administration.SettleBody, ask: A
     """Settle a call whose outcome is unknown, after looking at the world. Needs `calls:reconcile` in the tenant
     `local`."""
     stated = "result" in body.model_fields_set
-    settled = await ask.service.reconciliation.settle(
+    settled = await ask.service.administration.unknown_calls.settle(
         invocation_id, by=ask.caller, happened=body.happened, result=body.result, stated=stated
     )
     return json({"settled": settled})

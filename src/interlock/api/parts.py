@@ -112,6 +112,7 @@ class Parts(OnDemand):
             breaker_changed=self.messages.breaker_changed,
             connect=lambda name: self.connect(name),
             read_file=read_file,
+            loop=asyncio.get_running_loop(),
         )
         shared = Shared(outside)
         super().__init__(outside, shared, authority.revive)

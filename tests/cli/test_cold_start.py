@@ -205,6 +205,16 @@ def test_a_gateway_that_is_built_late_raises_the_alerts_of_its_limits(cli: Cli) 
     assert "hung tool threads" in after
 
 
+def test_what_a_program_asks_first_may_be_asked_between_two_runs_of_its_loop(cli: Cli) -> None:
+    with asyncio.Runner() as runner:
+        app = runner.run(Interlock.open(cli.home, housekeeping=False).start())
+        listing = app.approvals.list()
+        assert runner.run(listing) == []
+        call = app.gateway.invoke(app.request("demo.balance", {"account": "cash"}))
+        assert runner.run(call).state == "succeeded"
+        runner.run(app.close())
+
+
 # These open the data directory, and read no contract.
 @OF_A_FILE
 @pytest.mark.parametrize("words", ["health", "policy show", "keys list"])

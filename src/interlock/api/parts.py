@@ -16,12 +16,11 @@ from interlock.api import demonstration
 from interlock.api.authority import Authority
 from interlock.api.background import BackgroundTasks, open_sandbox
 from interlock.api.storage import Storage
+from interlock.api.wiring.on_demand import OnDemand
 from interlock.api.wiring.shared import Outside, Shared
 from interlock.approvals.notify import Courier
-from interlock.approvals.reviewers import is_alone
 from interlock.core.supervise import Supervisor
 from interlock.effects.locks import Locks
-from interlock.gateway.approval.sweep import sweep
 from interlock.gateway.ownership import Ownership
 from interlock.gateway.paging import Cursors
 from interlock.gateway.remote_cancel import RemoteCancel
@@ -29,18 +28,12 @@ from interlock.registry.catalog import Catalog, Row, Version
 from interlock.registry.latency import Latencies, measure
 
 if TYPE_CHECKING:
-    from interlock.api.wiring.reviewing import Reviewing
     from interlock.authority.identities import DidRegistry
     from interlock.call.connector import Connector, ReadFile
     from interlock.call.context import Caller
     from interlock.call.events import Listener
-    from interlock.call.phases import Reason
     from interlock.contract.declare import Tool
     from interlock.core.clock import Clock
-    from interlock.gateway.approval.resume import ApprovedCalls
-    from interlock.gateway.approval.review import Reviews
-    from interlock.gateway.approval.standing import StandingApprovals
-    from interlock.gateway.invoke import Gateway
     from interlock.registry.admission import TrialEvidence
     from interlock.settings import Settings
     from interlock.store.home import Home
@@ -55,8 +48,7 @@ WARM_AFTER_S = 1.0
 MEASURE_EVERY_S = 300.0
 
 
-# many methods: the parts that few commands use are properties, made on first use
-class Parts:
+class Parts(OnDemand):
     """The parts of one open data directory.
 
     `try_out` runs the contract tests of tools that an upstream offers. It is given because it opens a data directory of
@@ -104,7 +96,7 @@ class Parts:
         self._try_out = try_out
         self.cursors = Cursors(home.keys)
         self.connect: Connect = self._connect_upstream
-        self._outside = outside = Outside(
+        outside = Outside(
             journal=self.journal,
             catalog=self.catalog,
             engine=self.engine,
@@ -122,8 +114,10 @@ class Parts:
             breaker_changed=self.messages.breaker_changed,
             connect=lambda name: self.connect(name),
             read_file=read_file,
+            loop=asyncio.get_running_loop(),
         )
-        self._shared = shared = Shared(outside)
+        shared = Shared(outside)
+        super().__init__(outside, shared, authority.revive)
         self.observer, self.telemetry, self.hooks = shared.observer, shared.telemetry, shared.hooks
         self.quarantine, self.storage = shared.quarantine, shared.storage
         self.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
@@ -153,9 +147,9 @@ class Parts:
             courier=self.courier,
             upstreams=lambda: self.upstreams,
             announce=announce,
-            write_unrecorded=self._write_unrecorded,
+            write_unrecorded=self.write_unrecorded,
             release_pieces=self.storage.pieces.release,
-            cancel_requested=lambda: self.remote_cancel.cancel_requested(self._cancel),
+            cancel_requested=lambda: self.remote_cancel.cancel_requested(self.cancel_here),
             alive=self.instance.alive,
             alerts=self.telemetry.alerts,
             supervisor=self.supervisor,
@@ -165,55 +159,6 @@ class Parts:
             self.warm_up(WARM_AFTER_S)
             self.supervisor.every("classes by latency", MEASURE_EVERY_S, self.measure, at_once=False)
         self._end_demonstration = demonstration.keep_in(home.path)
-
-    @cached_property
-    def gateway(self) -> Gateway:
-        """The phases of a call. Many commands make none, so they are loaded and connected on first use."""
-        from interlock.api.wiring.gateway import build_gateway
-
-        gateway = build_gateway(self._outside, self._shared)
-        for name, share in gateway.runner.loads().items():
-            self.telemetry.alerts.watch(name, share)
-        return gateway
-
-    @property
-    def makes_calls(self) -> bool:
-        """Whether the gateway was used. If not, there is nothing of it to be finished or looked at."""
-        return "gateway" in vars(self)
-
-    @cached_property
-    def _reviewing(self) -> Reviewing:
-        from interlock.api.wiring.reviewing import Reviewing
-
-        return Reviewing(self._outside, self.gateway, self.authority.revive)
-
-    @property
-    def approvals(self) -> Reviews:
-        """The tickets of calls that wait for a person, and the decisions on them."""
-        return self._reviewing.reviews
-
-    @property
-    def approved_calls(self) -> ApprovedCalls:
-        """Calls that continue after an approval."""
-        return self._reviewing.approved_calls
-
-    @cached_property
-    def standing_approvals(self) -> StandingApprovals:
-        """What people agreed to in advance."""
-        from interlock.gateway.approval.standing import StandingApprovals
-
-        view = self._shared.reviewer_view
-        return StandingApprovals(
-            journal=self.journal, catalog=self.catalog, settings=self.settings, clock=self.clock, view=view
-        )
-
-    async def is_alone(self, by: Caller) -> bool:
-        """Whether a local person has stated that nobody else decides on this machine."""
-        return await self.journal.read(lambda reader: is_alone(reader, by))
-
-    async def sweep_tickets(self) -> None:
-        """Deny tickets that have timed out, and escalate those that wait too long."""
-        await sweep(self.journal, self._channels_of, self.observer)
 
     @cached_property
     def upstreams(self) -> Upstreams:
@@ -281,13 +226,6 @@ class Parts:
 
     def _connect_upstream(self, name: str) -> Connector:
         return self.upstreams.connections.get(name)
-
-    async def _write_unrecorded(self) -> None:
-        if self.makes_calls:
-            await self.gateway.write_unrecorded()
-
-    def _cancel(self, call_id: str, reason: Reason) -> str:
-        return self.gateway.cancellation.cancel(call_id, reason)
 
     def _channels_of(self, group: str) -> list[str]:
         return [channel.name for channel in self.settings.channels if channel.serves(group) and not channel.console]

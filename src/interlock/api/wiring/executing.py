@@ -46,7 +46,7 @@ class Executing:
         def note_start(call: Call) -> None:
             journal.post(reconcile.begin(call.id, instance.id, records.started(call, clock.now_ms())))
 
-        active = ActiveCalls(clock.monotonic, note_start, returning.started)
+        active = ActiveCalls(clock.monotonic, note_start, returning.started, outside.loop)
         credentials = Credentials(outside.lend, clock, failure_log)
         self.cancellation = Cancellation(active, journal, clock, observer)
         self.services = Services(

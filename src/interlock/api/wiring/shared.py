@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -61,6 +62,8 @@ class Outside:
     connect: Callable[[str], Connector]
     # Reads a file that an earlier call of a caller left.
     read_file: ReadFile
+    # The loop that the data directory was opened on. What uses it may be built where none runs.
+    loop: asyncio.AbstractEventLoop
     # The object that Authorize puts on granted calls. Executors run nothing without it.
     grant: object = field(default_factory=object)
 

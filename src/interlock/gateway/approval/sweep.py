@@ -1,4 +1,4 @@
-"""Tickets whose time has come: denied or escalated, whoever is there to notice."""
+"""Denies or escalates tickets when their time has come."""
 
 from __future__ import annotations
 

@@ -63,7 +63,13 @@ def stop(call: Call, why: Why) -> None:
 class ActiveCalls:
     """All calls in execution of one gateway."""
 
-    def __init__(self, monotonic: Callable[[], float], note: Callable[[Call], None], started: StartedReads) -> None:
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        note: Callable[[Call], None],
+        started: StartedReads,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self._monotonic = monotonic
         self._note = note
         # For the process after this one.
@@ -71,7 +77,7 @@ class ActiveCalls:
         self._calls: dict[str, Call] = {}
         # Reads on the fast path that have not ended: when each is to go on in the regular phases, and how it is told.
         self._reads: list[tuple[float, asyncio.Future[None]]] = []
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:

@@ -19,6 +19,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.core.shared_work import SharedWork
+from interlock.core.threads import DEFINITIONS
 from interlock.data.bounds import check_unicode
 from interlock.registry.tool_code import (
     admitted_source,
@@ -27,12 +28,16 @@ from interlock.registry.tool_code import (
     native_code,
     refuse_other_code,
     reload_admitted,
+    runs_from_text,
     stored_tool,
+    tool_from_store,
 )
 from interlock.registry.version import Content, Row, Version
 from interlock.registry.version import Stranded as Stranded
 from interlock.registry.whole import Changelog, Whole, alive, deprecated, is_exact, within
 from interlock.store import registry_changes, tools
+from interlock.store.connection import StoreError
+from interlock.store.home import store_failure
 from interlock.store.port import Reader, Store
 
 # The models of contracts are loaded when a version is used. A version is found and shown without them.
@@ -65,6 +70,8 @@ class Catalog:
         self._attached: dict[tuple[str, str], Tool[..., Any]] = {}
         self._origins: dict[str, dict[str, Tool[..., Any]]] = {}
         self._codes: dict[str, str] = {}
+        # Tools that were made of their text in the store, by the digest of their content.
+        self._from_text: dict[str, Tool[..., Any]] = {}
         self._epoch = -1
         # Has another number after each change. A read that was under way while it changed is not cached.
         self._log = Changelog()
@@ -233,7 +240,9 @@ class Catalog:
             if stored.manifest is None:
                 return None
             content = self._contents[stored.digest] = Content(stored.manifest, stored.digest)
-        return Version(_row(stored, content.manifest), partial(self._bind, source=source), content)
+        from_text = self._shared and runs_from_text(source)
+        fetch = partial(self._fetch, stored.digest, content.manifest) if from_text else None
+        return Version(_row(stored, content.manifest), partial(self._bind, source=source), content, fetch)
 
     async def exact(self, address: str, version: str, caller: object = None) -> Version:
         """Return a version by its full name, whatever its state: its calls must stay undoable."""
@@ -248,7 +257,12 @@ class Catalog:
     async def prepared(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared:
         """Return the version for a name, a range and a token, ready to be called."""
         ready = self.at_hand(name, spec, capability)
-        return (await self.resolve(name, spec, capability)).prepared if ready is None else ready
+        if ready is not None:
+            return ready
+        version = await self.resolve(name, spec, capability)
+        if version.fetch is not None:
+            await DEFINITIONS.run(version.compile)
+        return version.prepared
 
     def at_hand(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared | None:
         """Return the same from memory; None if it is not there, or if a large contract has to be compiled first.
@@ -448,6 +462,8 @@ class Catalog:
     def _loaded(self, row: Row, source: str | None) -> Tool[..., Any]:
         if self._shared or row.origin.startswith("upstream:"):
             stored = stored_tool(row.manifest, row.origin)
+            if stored is None and runs_from_text(source):
+                stored = self._fetch(row.digest, row.manifest)
             if stored is not None:
                 return stored
         # INVARIANT: loading executes the module, so the text of an isolated tool is compared before it is loaded, and
@@ -463,6 +479,18 @@ class Catalog:
         if tool is None:
             raise Failure("E3108", f"{row.address}@{row.version} is no longer where it was added from")
         return tool
+
+    def _fetch(self, digest: str, manifest: str) -> Tool[..., Any] | None:
+        """Make a sandboxed tool of its text in the store; None if that has none."""
+        found = self._from_text.get(digest)
+        if found is None:
+            try:
+                found = tool_from_store(self._journal.reader, digest, manifest)
+            except StoreError as error:
+                raise store_failure(error, "read") from None
+            if found is not None:
+                self._from_text[digest] = found
+        return found
 
     def _refuse_other_code(self, row: Row, source: str | None) -> None:
         """Refuse (E3108) a tool that is not isolated if its code is not among the code that was admitted.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from interlock.core.errors import Failure
-from interlock.store import facts
+from interlock.store import facts, tool_sources
 from interlock.store.port import Reader, Transaction
 
 if TYPE_CHECKING:
@@ -146,6 +146,23 @@ def reload_admitted(admitted: str | None, manifest: str, origin: str, manifests:
     from interlock.registry.source import reload
 
     return None if source_changed(admitted, manifest, origin, manifests) else reload(origin, manifests)
+
+
+def runs_from_text(admitted: str | None) -> bool:
+    """Whether a tool is isolated and its text was in a file when it was admitted."""
+    return admitted is not None and not admitted.startswith(_NATIVE)
+
+
+def tool_from_store(reader: Reader, digest: str, manifest: str) -> Tool[..., Any] | None:
+    """A sandboxed tool, made of its text in the store; None if there is none. It needs no file.
+
+    E3103 or E3804 if the text is not what was admitted.
+    """
+    from interlock.contract.manifest import parse_manifest
+    from interlock.contract.source_text import tool_of_text
+
+    body = tool_sources.get(reader, digest)
+    return None if body is None else tool_of_text(parse_manifest(orjson.loads(manifest)), body)
 
 
 def stored_tool(manifest: str, origin: str) -> Tool[..., Any] | None:

@@ -61,11 +61,19 @@ def check_tools(home: Home) -> Iterator[Finding]:
 
 def _stored(home: Home, reader: Reader, row: Origin) -> bool:
     """Whether all of a tool is in a store that machines share, so that it needs no file."""
-    from interlock.registry.tool_code import stored_tool
+    from interlock.core.errors import Failure
+    from interlock.registry.tool_code import admitted_source, runs_from_text, stored_tool, tool_from_store
     from interlock.store.inspection import admitted_manifest
 
     text = None if home.near else admitted_manifest(reader, row)
-    return text is not None and stored_tool(text, row.origin) is not None
+    if text is None or stored_tool(text, row.origin) is not None:
+        return text is not None
+    if not runs_from_text(admitted_source(reader, row.digest)):
+        return False
+    try:
+        return tool_from_store(reader, row.digest, text) is not None
+    except Failure:
+        return False  # which `_other_text` says
 
 
 def _other_text(home: Home, reader: Reader, row: Origin) -> Failure | None:
@@ -76,7 +84,9 @@ def _other_text(home: Home, reader: Reader, row: Origin) -> Failure | None:
         code_here,
         native_code,
         refuse_other_code,
+        runs_from_text,
         source_changed,
+        tool_from_store,
     )
     from interlock.store.inspection import admitted_manifest
 
@@ -85,6 +95,11 @@ def _other_text(home: Home, reader: Reader, row: Origin) -> Failure | None:
         return None
     source = admitted_source(reader, row.digest)
     admitted = None if home.near else native_code(source)
+    if not home.near and runs_from_text(source):
+        try:
+            tool_from_store(reader, row.digest, text)
+        except Failure as failure:
+            return failure
     if admitted is None:
         changed = source_changed(source, text, row.origin, home.manifests)
         return Failure("E3103", "it has changed") if changed else None

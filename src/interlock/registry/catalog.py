@@ -19,7 +19,6 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.core.shared_work import SharedWork
-from interlock.core.threads import DEFINITIONS
 from interlock.data.bounds import check_unicode
 from interlock.registry.tool_code import (
     admitted_source,
@@ -29,15 +28,14 @@ from interlock.registry.tool_code import (
     refuse_other_code,
     reload_admitted,
     runs_from_text,
+    stored_text_of,
     stored_tool,
-    tool_from_store,
+    tool_from_text,
 )
 from interlock.registry.version import Content, Row, Version
 from interlock.registry.version import Stranded as Stranded
 from interlock.registry.whole import Changelog, Whole, alive, deprecated, is_exact, within
 from interlock.store import registry_changes, tools
-from interlock.store.connection import StoreError
-from interlock.store.home import store_failure
 from interlock.store.port import Reader, Store
 
 # The models of contracts are loaded when a version is used. A version is found and shown without them.
@@ -70,8 +68,8 @@ class Catalog:
         self._attached: dict[tuple[str, str], Tool[..., Any]] = {}
         self._origins: dict[str, dict[str, Tool[..., Any]]] = {}
         self._codes: dict[str, str] = {}
-        # Tools that were made of their text in the store, by the digest of their content.
-        self._from_text: dict[str, Tool[..., Any]] = {}
+        # The texts of sandboxed tools, by the digest of the tool's content, or why one cannot be used.
+        self._texts: dict[str, bytes | Failure] = {}
         self._epoch = -1
         # Has another number after each change. A read that was under way while it changed is not cached.
         self._log = Changelog()
@@ -212,6 +210,7 @@ class Catalog:
             addresses = pending | since.addresses
             stored = self._with_manifests(reader, tools.versions_of(reader, addresses)) if addresses else []
             read = [(one, admitted_source(reader, one.digest)) for one in stored]
+            self._read_texts(reader, {one.digest: source for one, source in read})
             if registry_changes.epoch(reader) == since.epoch:
                 return _Some(addresses, read)
         return None
@@ -224,7 +223,23 @@ class Catalog:
             stored = tools.all_versions(reader)
         else:
             stored = self._with_manifests(reader, stored)
-        return stored, all_sources(reader)
+        sources = all_sources(reader)
+        self._read_texts(reader, {one.digest: sources.get(one.digest) for one in stored})
+        return stored, sources
+
+    def _read_versions(self, reader: Reader, address: str) -> list[tuple[tools.ToolVersionRow, str | None]]:
+        """Read the versions of a tool, each with the digest of the text that loading it executes."""
+        read = [(one, admitted_source(reader, one.digest)) for one in tools.versions(reader, address)]
+        self._read_texts(reader, {one.digest: source for one, source in read})
+        return read
+
+    def _read_texts(self, reader: Reader, sources: dict[str, str | None]) -> None:
+        """Read the texts of sandboxed tools that machines share: a version is bound where nobody can wait for them."""
+        for digest, source in sources.items() if self._shared else ():
+            if runs_from_text(source) and not isinstance(self._texts.get(digest), bytes):
+                text = stored_text_of(reader, digest)
+                if text is not None:
+                    self._texts[digest] = text
 
     def _with_manifests(self, reader: Reader, stored: list[tools.ToolVersionRow]) -> list[tools.ToolVersionRow]:
         """The same rows, with the manifests of those that were not read before."""
@@ -240,9 +255,7 @@ class Catalog:
             if stored.manifest is None:
                 return None
             content = self._contents[stored.digest] = Content(stored.manifest, stored.digest)
-        from_text = self._shared and runs_from_text(source)
-        fetch = partial(self._fetch, stored.digest, content.manifest) if from_text else None
-        return Version(_row(stored, content.manifest), partial(self._bind, source=source), content, fetch)
+        return Version(_row(stored, content.manifest), partial(self._bind, source=source), content)
 
     async def exact(self, address: str, version: str, caller: object = None) -> Version:
         """Return a version by its full name, whatever its state: its calls must stay undoable."""
@@ -257,12 +270,7 @@ class Catalog:
     async def prepared(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared:
         """Return the version for a name, a range and a token, ready to be called."""
         ready = self.at_hand(name, spec, capability)
-        if ready is not None:
-            return ready
-        version = await self.resolve(name, spec, capability)
-        if version.fetch is not None:
-            await DEFINITIONS.run(version.compile)
-        return version.prepared
+        return (await self.resolve(name, spec, capability)).prepared if ready is None else ready
 
     def at_hand(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared | None:
         """Return the same from memory; None if it is not there, or if a large contract has to be compiled first.
@@ -378,7 +386,7 @@ class Catalog:
         known = self._versions.get(address)
         if known is None:
             revision = self._log.number
-            stored = await self._journal.read(lambda reader: _versions_of(reader, address))
+            stored = await self._journal.read(lambda reader: self._read_versions(reader, address))
             versions = (self._version(one, source) for one, source in stored)
             known = {one.row.version: one for one in versions if one is not None}
             if known and revision == self._log.number:
@@ -462,8 +470,8 @@ class Catalog:
     def _loaded(self, row: Row, source: str | None) -> Tool[..., Any]:
         if self._shared or row.origin.startswith("upstream:"):
             stored = stored_tool(row.manifest, row.origin)
-            if stored is None and runs_from_text(source):
-                stored = self._fetch(row.digest, row.manifest)
+            if stored is None and row.digest in self._texts:
+                stored = tool_from_text(row.manifest, self._texts[row.digest])
             if stored is not None:
                 return stored
         # INVARIANT: loading executes the module, so the text of an isolated tool is compared before it is loaded, and
@@ -479,18 +487,6 @@ class Catalog:
         if tool is None:
             raise Failure("E3108", f"{row.address}@{row.version} is no longer where it was added from")
         return tool
-
-    def _fetch(self, digest: str, manifest: str) -> Tool[..., Any] | None:
-        """Make a sandboxed tool of its text in the store; None if that has none."""
-        found = self._from_text.get(digest)
-        if found is None:
-            try:
-                found = tool_from_store(self._journal.reader, digest, manifest)
-            except StoreError as error:
-                raise store_failure(error, "read") from None
-            if found is not None:
-                self._from_text[digest] = found
-        return found
 
     def _refuse_other_code(self, row: Row, source: str | None) -> None:
         """Refuse (E3108) a tool that is not isolated if its code is not among the code that was admitted.
@@ -540,11 +536,6 @@ class _Some(NamedTuple):
 
     addresses: frozenset[str]
     versions: list[tuple[tools.ToolVersionRow, str | None]]
-
-
-def _versions_of(reader: Reader, address: str) -> list[tuple[tools.ToolVersionRow, str | None]]:
-    """The versions of a tool, each with the digest of the text that loading it executes."""
-    return [(one, admitted_source(reader, one.digest)) for one in tools.versions(reader, address)]
 
 
 def _name(tool: Tool[..., Any]) -> str:

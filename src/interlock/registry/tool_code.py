@@ -153,16 +153,22 @@ def runs_from_text(admitted: str | None) -> bool:
     return admitted is not None and not admitted.startswith(_NATIVE)
 
 
-def tool_from_store(reader: Reader, digest: str, manifest: str) -> Tool[..., Any] | None:
-    """A sandboxed tool, made of its text in the store; None if there is none. It needs no file.
+def stored_text_of(reader: Reader, digest: str) -> bytes | Failure | None:
+    """The text of a sandboxed tool in the store, or why it cannot be used; None if there is none."""
+    try:
+        return tool_sources.get(reader, digest)
+    except Failure as failure:
+        return failure
 
-    E3103 or E3804 if the text is not what was admitted.
-    """
+
+def tool_from_text(manifest: str, text: bytes | Failure) -> Tool[..., Any]:
+    """A sandboxed tool, made of its text, so that it needs no file. E3103 or E3804 if the text is another one."""
     from interlock.contract.manifest import parse_manifest
     from interlock.contract.source_text import tool_of_text
 
-    body = tool_sources.get(reader, digest)
-    return None if body is None else tool_of_text(parse_manifest(orjson.loads(manifest)), body)
+    if isinstance(text, Failure):
+        raise text
+    return tool_of_text(parse_manifest(orjson.loads(manifest)), text)
 
 
 def stored_tool(manifest: str, origin: str) -> Tool[..., Any] | None:

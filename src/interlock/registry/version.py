@@ -90,16 +90,8 @@ def _stated(mutation_class: str | None) -> Mapping[str, Any]:
 class Version:
     """A registered version, compiled: its contract, its state, and the function behind it."""
 
-    def __init__(
-        self,
-        row: Row,
-        bind: Callable[[Row], Tool[..., Any]],
-        content: Content,
-        fetch: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, row: Row, bind: Callable[[Row], Tool[..., Any]], content: Content) -> None:
         self.row = row
-        # Reads what binding needs from a server; None if it needs nothing from there.
-        self.fetch = fetch
         self.content = content
         self._bind = bind
         self._bound: Tool[..., Any] | None = None
@@ -129,17 +121,11 @@ class Version:
 
     @property
     def at_hand(self) -> bool:
-        """Whether `prepared` returns at once. Otherwise a large contract has to be compiled first, or the text of the
-        tool read: see `compile`.
-        """
-        small = self.fetch is None and len(self.content.manifest) < _LARGE
-        return self._compiled or self._prepared is not None or small
+        """Whether `prepared` returns at once. Otherwise a large contract has to be compiled first: see `compile`."""
+        return self._compiled or self._prepared is not None or len(self.content.manifest) < _LARGE
 
     def compile(self) -> None:
         """Compile the contract, on a thread apart from the event loop. The code behind it is bound on the loop."""
-        if self.fetch is not None:
-            with contextlib.suppress(Failure):  # as below
-                self.fetch()
         if self.row.origin.startswith(("upstream:", "library:")):  # nothing is imported for these
             with contextlib.suppress(Failure):  # raised again when the version is asked for
                 _ = self.prepared

@@ -61,8 +61,7 @@ def check_tools(home: Home) -> Iterator[Finding]:
 
 def _stored(home: Home, reader: Reader, row: Origin) -> bool:
     """Whether all of a tool is in a store that machines share, so that it needs no file."""
-    from interlock.core.errors import Failure
-    from interlock.registry.tool_code import admitted_source, runs_from_text, stored_tool, tool_from_store
+    from interlock.registry.tool_code import admitted_source, runs_from_text, stored_text_of, stored_tool
     from interlock.store.inspection import admitted_manifest
 
     text = None if home.near else admitted_manifest(reader, row)
@@ -70,10 +69,20 @@ def _stored(home: Home, reader: Reader, row: Origin) -> bool:
         return text is not None
     if not runs_from_text(admitted_source(reader, row.digest)):
         return False
+    found = stored_text_of(reader, row.digest)
+    return found is not None and _unusable(text, found) is None
+
+
+def _unusable(manifest: str, text: bytes | Failure) -> Failure | None:
+    """Why no tool can be made of a text in the store."""
+    from interlock.core.errors import Failure
+    from interlock.registry.tool_code import tool_from_text
+
     try:
-        return tool_from_store(reader, row.digest, text) is not None
-    except Failure:
-        return False  # which `_other_text` says
+        tool_from_text(manifest, text)
+    except Failure as failure:
+        return failure
+    return None
 
 
 def _other_text(home: Home, reader: Reader, row: Origin) -> Failure | None:
@@ -86,7 +95,7 @@ def _other_text(home: Home, reader: Reader, row: Origin) -> Failure | None:
         refuse_other_code,
         runs_from_text,
         source_changed,
-        tool_from_store,
+        stored_text_of,
     )
     from interlock.store.inspection import admitted_manifest
 
@@ -96,9 +105,8 @@ def _other_text(home: Home, reader: Reader, row: Origin) -> Failure | None:
     source = admitted_source(reader, row.digest)
     admitted = None if home.near else native_code(source)
     if not home.near and runs_from_text(source):
-        try:
-            tool_from_store(reader, row.digest, text)
-        except Failure as failure:
+        found = stored_text_of(reader, row.digest)
+        if found is not None and (failure := _unusable(text, found)) is not None:
             return failure
     if admitted is None:
         changed = source_changed(source, text, row.origin, home.manifests)

@@ -64,26 +64,23 @@ BEHAVIOUR = tuple(
     )
 )  # fmt: skip
 # The part of them that `.ci/run` runs there: the directories whose tests use the store the most, calls over each of the
-# five wires, and a file for each thing that is different there, which are locks and lost writes, changes by other
-# processes, killed processes, texts, and the records of the registry. Single tests are those of clauses that name both
-# databases.
+# five wires, and files of the gateway for what is different there, such as lost writes, killed processes and texts.
+# Single tests are those of clauses that name both databases.
 ON_POSTGRES = (
+    "tests/approvals",
     "tests/audit",
+    "tests/authority",
     "tests/effects",
+    "tests/registry",
     "tests/resilience",
     "tests/doors/test_flow.py",
     "tests/doors/test_parity.py",
     "tests/doors/test_reviewers.py",
     "tests/gateway/test_authority.py",
+    "tests/gateway/test_at_rest.py",
     "tests/gateway/test_edges.py",
     "tests/gateway/test_interleavings.py",
-    "tests/authority/test_budgets.py",
-    "tests/approvals/test_notify.py",
-    "tests/registry/test_versions.py",
-    "tests/registry/test_admission.py::test_registering_identical_content_again_changes_nothing",
-    "tests/registry/test_admission.py::test_other_content_under_a_published_version_is_a_conflict",
-    "tests/registry/test_admission.py::test_of_two_that_publish_one_version_at_once_the_later_is_refused",
-    "tests/registry/test_admission.py::test_many_versions_live_side_by_side_and_an_older_one_never_becomes_current",
+    "tests/gateway/test_pinned.py",
     "tests/doors/test_registry.py::test_what_is_registered_over_rest_stays_as_it_is",
     "tests/doors/test_records.py::test_through_every_door_each_outcome_leaves_one_record_with_every_field",
     "tests/doors/test_records.py::test_what_others_called_is_seen_with_the_scope_alone_and_seeing_it_is_on_record",
@@ -94,7 +91,6 @@ ON_POSTGRES = (
     "tests/gateway/test_effects.py::test_only_a_person_who_says_why_lifts_a_quarantine",
     "tests/gateway/test_idempotency.py::test_fifty_simultaneous_submissions_run_once_and_agree",
     "tests/gateway/test_idempotency.py::test_a_duplicate_that_cannot_wait_is_told_that_the_call_is_running",
-    "tests/authority/test_secrets.py::test_no_file_of_the_home_holds_a_value_in_any_form",
 )
 
 

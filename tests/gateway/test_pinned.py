@@ -114,6 +114,10 @@ async def _says(app: Interlock, name: str) -> None:
 
 
 async def _has_changed(app: Interlock, name: str) -> None:
+    """A tool with an edited file is refused. If machines share the store, it runs as admitted, from the text there."""
+    if not app.home.near:
+        await _says(app, name)
+        return
     error = (await app.call(f"pinned.{name}")).error
     assert error is not None, name
     assert (error.code, "has changed since it was admitted" in error.message) == ("E3108", True), name
@@ -182,7 +186,8 @@ async def test_no_statement_of_an_edited_file_is_executed_here(home: Path, place
             for which in now:
                 await _has_changed(app, which)
         broken = {one.what for one in check_tools(home_at(home)) if one.status == "broken"}
-        assert broken == {f"pinned.{which}@1.0.0 cannot be called: it has changed" for which in now}
+        near = home_at(home).near
+        assert broken == {f"pinned.{which}@1.0.0 cannot be called: it has changed" for which in now if near}
         assert not ran.exists(), now
         for which, name in now.items():
             (place / name).write_text(_LOADED[which][0][name])

@@ -586,6 +586,7 @@ async def test_an_older_schema_takes_the_migrations_that_it_lacks(home: Postgres
     async with Interlock.open(home.path, store=address):
         pass
     back = ("DROP TABLE surface", "DROP TABLE surface_tool", "DROP TABLE lock_board", "DROP TABLE shared_config",
+            "DROP TABLE tool_source",
             "DROP FUNCTION interlock_board", "CREATE FUNCTION interlock_alone(text) RETURNS void LANGUAGE sql AS ''",
             "UPDATE alembic_version SET version_num = '0010'")  # fmt: skip
     run(address, *back)

@@ -18,6 +18,7 @@ def set_back(cli: Cli) -> None:
     with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
         for trigger in ("payload_stored", "payload_expired", "payload_deleted"):
             database.execute(f"DROP TRIGGER {trigger}")
+        database.execute("DROP TABLE tool_source")
         database.execute("DROP TABLE shared_config")
         database.execute("DROP TABLE surface_tool")
         database.execute("DROP TABLE surface")

@@ -76,12 +76,14 @@ class Admissions:
             return Admission(ref, verdict, False, trial)
         assert evidence is not None
         # They load declarations, as tools that are offered do.
+        from interlock.contract.source_text import stored_text
         from interlock.registry.source import source_of
         from interlock.registry.tool_code import code_of
 
         source = source_of(manifest, origin, parts.home.manifests)
         code = None if parts.home.near else code_of(manifest, origin, parts.home.manifests)
-        unit = admission.publish(manifest, digest, origin, evidence, by.acting, source, code)
+        text = stored_text(tool)
+        unit = admission.publish(manifest, digest, origin, evidence, by.acting, source, code, text)
         new = await parts.journal.commit(unit)
         if new:
             parts.observer.mention("tool.declared", "", ref, digest=digest, by=by.acting)

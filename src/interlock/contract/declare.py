@@ -16,7 +16,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Generic, ParamSpec, TypeVar, cast, get_args
 
@@ -617,12 +617,20 @@ def implementation_digest(*functions: Callable[..., Any], pinned: Pinned | None 
 
     `pinned`: the whole text of a tool that runs in the sandbox, covered to the letter.
     """
+    try:
+        return digest_of_sources(map(inspect.getsource, functions), pinned)
+    except (OSError, TypeError):
+        return None
+
+
+def digest_of_sources(sources: Iterable[str], pinned: Pinned | None) -> str | None:
+    """The same of functions whose source is known."""
     hasher = hashlib.sha256()
-    for function in functions:
+    for source in sources:
+        text = inspect.cleandoc("\n" + source)
         try:
-            source = inspect.cleandoc("\n" + inspect.getsource(function))
-            tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-        except (OSError, TypeError, tokenize.TokenError, IndentationError):
+            tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+        except (tokenize.TokenError, IndentationError):
             return None
         tokens_ = [token for token in tokens if token.type not in _NOISE]
         # The end of the last line is present or not, depending on whether a comment follows it.

@@ -21,7 +21,7 @@ from interlock.core.record import dataclass
 from interlock.registry.compat import VersionSurface, classify, require_bump
 from interlock.registry.schema_faults import schema_faults
 from interlock.registry.tool_code import allow_code, remember_source
-from interlock.store import records, tools
+from interlock.store import records, tool_sources, tools
 
 if TYPE_CHECKING:
     from interlock.registry.version import Version
@@ -189,11 +189,13 @@ def publish(
     by: str,
     source: str | None = None,
     code: str | None = None,
+    text: bytes | None = None,
 ) -> Unit[bool]:
     """Unit that makes an admitted version available. False if exactly this content is already there.
 
     `source`: the digest of the text that is executed when the tool is loaded. `code`: what identifies the code of a
-    tool that is not isolated; that of a version which is already there is allowed from now on as well.
+    tool that is not isolated; that of a version which is already there is allowed from now on as well. `text`: that
+    of a sandboxed tool, from which machines without its file run it.
     """
     from interlock.contract.standard.export import permission_profile  # the models of the standard, for publishing only
 
@@ -210,6 +212,8 @@ def publish(
         published = tools.digest(transaction, address, version)
         if published is not None:
             if published == digest:
+                if text is not None:
+                    tool_sources.put(transaction, digest, text)
                 if code is not None and allow_code(transaction, digest, code):
                     tools.bump_epoch(transaction, (address,))
                     facts = {"event": "tool.code", "tool": ref, "digest": digest, "by": by, "code": code}
@@ -226,6 +230,8 @@ def publish(
         record_evidence(transaction, evidence)
         if source is not None:
             remember_source(transaction, digest, source)
+        if text is not None:
+            tool_sources.put(transaction, digest, text)
         if code is not None:
             allow_code(transaction, digest, code)
         tools.bump_epoch(transaction, (address,))

@@ -27,7 +27,10 @@ from interlock.registry.tool_code import (
     native_code,
     refuse_other_code,
     reload_admitted,
+    runs_from_text,
+    stored_text_of,
     stored_tool,
+    tool_from_text,
 )
 from interlock.registry.version import Content, Row, Version
 from interlock.registry.version import Stranded as Stranded
@@ -65,6 +68,8 @@ class Catalog:
         self._attached: dict[tuple[str, str], Tool[..., Any]] = {}
         self._origins: dict[str, dict[str, Tool[..., Any]]] = {}
         self._codes: dict[str, str] = {}
+        # The texts of sandboxed tools, by the digest of the tool's content, or why one cannot be used.
+        self._texts: dict[str, bytes | Failure] = {}
         self._epoch = -1
         # Has another number after each change. A read that was under way while it changed is not cached.
         self._log = Changelog()
@@ -205,6 +210,7 @@ class Catalog:
             addresses = pending | since.addresses
             stored = self._with_manifests(reader, tools.versions_of(reader, addresses)) if addresses else []
             read = [(one, admitted_source(reader, one.digest)) for one in stored]
+            self._read_texts(reader, {one.digest: source for one, source in read})
             if registry_changes.epoch(reader) == since.epoch:
                 return _Some(addresses, read)
         return None
@@ -217,7 +223,23 @@ class Catalog:
             stored = tools.all_versions(reader)
         else:
             stored = self._with_manifests(reader, stored)
-        return stored, all_sources(reader)
+        sources = all_sources(reader)
+        self._read_texts(reader, {one.digest: sources.get(one.digest) for one in stored})
+        return stored, sources
+
+    def _read_versions(self, reader: Reader, address: str) -> list[tuple[tools.ToolVersionRow, str | None]]:
+        """Read the versions of a tool, each with the digest of the text that loading it executes."""
+        read = [(one, admitted_source(reader, one.digest)) for one in tools.versions(reader, address)]
+        self._read_texts(reader, {one.digest: source for one, source in read})
+        return read
+
+    def _read_texts(self, reader: Reader, sources: dict[str, str | None]) -> None:
+        """Read the texts of sandboxed tools that machines share: a version is bound where nobody can wait for them."""
+        for digest, source in sources.items() if self._shared else ():
+            if runs_from_text(source) and not isinstance(self._texts.get(digest), bytes):
+                text = stored_text_of(reader, digest)
+                if text is not None:
+                    self._texts[digest] = text
 
     def _with_manifests(self, reader: Reader, stored: list[tools.ToolVersionRow]) -> list[tools.ToolVersionRow]:
         """The same rows, with the manifests of those that were not read before."""
@@ -364,7 +386,7 @@ class Catalog:
         known = self._versions.get(address)
         if known is None:
             revision = self._log.number
-            stored = await self._journal.read(lambda reader: _versions_of(reader, address))
+            stored = await self._journal.read(lambda reader: self._read_versions(reader, address))
             versions = (self._version(one, source) for one, source in stored)
             known = {one.row.version: one for one in versions if one is not None}
             if known and revision == self._log.number:
@@ -448,6 +470,8 @@ class Catalog:
     def _loaded(self, row: Row, source: str | None) -> Tool[..., Any]:
         if self._shared or row.origin.startswith("upstream:"):
             stored = stored_tool(row.manifest, row.origin)
+            if stored is None and row.digest in self._texts:
+                stored = tool_from_text(row.manifest, self._texts[row.digest])
             if stored is not None:
                 return stored
         # INVARIANT: loading executes the module, so the text of an isolated tool is compared before it is loaded, and
@@ -512,11 +536,6 @@ class _Some(NamedTuple):
 
     addresses: frozenset[str]
     versions: list[tuple[tools.ToolVersionRow, str | None]]
-
-
-def _versions_of(reader: Reader, address: str) -> list[tuple[tools.ToolVersionRow, str | None]]:
-    """The versions of a tool, each with the digest of the text that loading it executes."""
-    return [(one, admitted_source(reader, one.digest)) for one in tools.versions(reader, address)]
 
 
 def _name(tool: Tool[..., Any]) -> str:

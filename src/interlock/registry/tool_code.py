@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from interlock.core.errors import Failure
-from interlock.store import facts
+from interlock.store import facts, tool_sources
 from interlock.store.port import Reader, Transaction
 
 if TYPE_CHECKING:
@@ -146,6 +146,29 @@ def reload_admitted(admitted: str | None, manifest: str, origin: str, manifests:
     from interlock.registry.source import reload
 
     return None if source_changed(admitted, manifest, origin, manifests) else reload(origin, manifests)
+
+
+def runs_from_text(admitted: str | None) -> bool:
+    """Whether a tool is isolated and its text was in a file when it was admitted."""
+    return admitted is not None and not admitted.startswith(_NATIVE)
+
+
+def stored_text_of(reader: Reader, digest: str) -> bytes | Failure | None:
+    """The text of a sandboxed tool in the store, or why it cannot be used; None if there is none."""
+    try:
+        return tool_sources.get(reader, digest)
+    except Failure as failure:
+        return failure
+
+
+def tool_from_text(manifest: str, text: bytes | Failure) -> Tool[..., Any]:
+    """A sandboxed tool, made of its text, so that it needs no file. E3103 or E3804 if the text is another one."""
+    from interlock.contract.manifest import parse_manifest
+    from interlock.contract.source_text import tool_of_text
+
+    if isinstance(text, Failure):
+        raise text
+    return tool_of_text(parse_manifest(orjson.loads(manifest)), text)
 
 
 def stored_tool(manifest: str, origin: str) -> Tool[..., Any] | None:

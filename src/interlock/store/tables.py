@@ -252,6 +252,14 @@ shared_config = sa.Table(
     sa.Column("at_ms", sa.Integer, nullable=False),
 )
 
+# The text of sandboxed tools.
+tool_source = sa.Table(
+    "tool_source",
+    metadata,
+    sa.Column("digest", sa.Text, primary_key=True),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
 # The tools that the holder of a surface, a token or a local caller, has loaded.
 surface_tool = sa.Table(
     "surface_tool",

@@ -61,11 +61,28 @@ def check_tools(home: Home) -> Iterator[Finding]:
 
 def _stored(home: Home, reader: Reader, row: Origin) -> bool:
     """Whether all of a tool is in a store that machines share, so that it needs no file."""
-    from interlock.registry.tool_code import stored_tool
+    from interlock.registry.tool_code import admitted_source, runs_from_text, stored_text_of, stored_tool
     from interlock.store.inspection import admitted_manifest
 
     text = None if home.near else admitted_manifest(reader, row)
-    return text is not None and stored_tool(text, row.origin) is not None
+    if text is None or stored_tool(text, row.origin) is not None:
+        return text is not None
+    if not runs_from_text(admitted_source(reader, row.digest)):
+        return False
+    found = stored_text_of(reader, row.digest)
+    return found is not None and _unusable(text, found) is None
+
+
+def _unusable(manifest: str, text: bytes | Failure) -> Failure | None:
+    """Why no tool can be made of a text in the store."""
+    from interlock.core.errors import Failure
+    from interlock.registry.tool_code import tool_from_text
+
+    try:
+        tool_from_text(manifest, text)
+    except Failure as failure:
+        return failure
+    return None
 
 
 def _other_text(home: Home, reader: Reader, row: Origin) -> Failure | None:
@@ -76,7 +93,9 @@ def _other_text(home: Home, reader: Reader, row: Origin) -> Failure | None:
         code_here,
         native_code,
         refuse_other_code,
+        runs_from_text,
         source_changed,
+        stored_text_of,
     )
     from interlock.store.inspection import admitted_manifest
 
@@ -85,6 +104,10 @@ def _other_text(home: Home, reader: Reader, row: Origin) -> Failure | None:
         return None
     source = admitted_source(reader, row.digest)
     admitted = None if home.near else native_code(source)
+    if not home.near and runs_from_text(source):
+        found = stored_text_of(reader, row.digest)
+        if found is not None and (failure := _unusable(text, found)) is not None:
+            return failure
     if admitted is None:
         changed = source_changed(source, text, row.origin, home.manifests)
         return Failure("E3103", "it has changed") if changed else None

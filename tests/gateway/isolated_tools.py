@@ -39,6 +39,12 @@ async def sends(ctx: Context, what: What) -> list[int]:
     return [1]
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60)
+async def named(ctx: Context) -> str:
+    """The caller's own name of the call, as it is seen inside."""
+    return ctx.native["operation_id"]
+
+
 @tool(
     version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60,
     scopes=["a:read", "b:read"],

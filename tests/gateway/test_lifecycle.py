@@ -575,9 +575,7 @@ IN_ORDER = [
 
 @pytest.mark.supports("LIFE-06")
 @pytest.mark.part_of(
-    "LIFE-02",
-    rest="the scheduler's queue, an elapsed deadline, the abort signal of a call that is cancelled, native refs,"
-    " redaction after the hooks (it comes before them), linking and telemetry in their place",
+    "LIFE-02", rest="redaction after the hooks: it comes before them, so that none sees what is withheld"
 )
 @pytest.mark.parametrize("fault", [None, *IN_ORDER])
 async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one_that_fails(

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from interlock.api.request_records import PURPOSE, REQUEST
 from interlock.api.rights import require, same_place
-from interlock.api.selection_records import PURPOSE, REQUEST
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass

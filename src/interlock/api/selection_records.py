@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
+from interlock.api.request_records import PURPOSE, seal_request
 from interlock.api.rights import require, same_place
 from interlock.core.errors import Failure
 from interlock.data.canonical import canonical
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
     from interlock.data.schema import Json
     from interlock.store.port import Reader, Transaction
 
-# The text of a stored request, what a model answered to it, and what both are sealed for.
-REQUEST: Final = "request:"
+# What a model answered to a request.
 ANSWER: Final = "answer:"
-PURPOSE: Final = "request"
 MOST_ANSWER: Final = 64 * 1024
 # Records in which it is looked up how often calls of a tool succeed and what they cost.
 _LOOKED_THROUGH: Final = 5000
@@ -36,35 +35,11 @@ def store(parts: Parts, transaction: Transaction, made: Selection, caller: Calle
     """Put a selection on record, and store its request encrypted unless that is switched off."""
     transaction.append("selection", made.id, _record(made, caller, session, transaction.now_ms))
     if parts.settings.selection_requests == "sealed":
-        _seal_request(parts, transaction, made.id, made.request, caller)
+        seal_request(parts, transaction, made.id, made.request, caller)
         if made.answer is not None:
             ref = f"{ANSWER}{made.id}"
             sealed = parts.box.seal(made.answer, purpose=PURPOSE, about=ref, within=transaction)
             insert(transaction, ref, made.id, owner_of(caller), Sealed(sealed, 0), 0, parts.settings.payload_days)
-
-
-def store_search(
-    parts: Parts, transaction: Transaction, search: str, request: str, tools: Sequence[str], caller: Caller
-) -> None:
-    """Put a search on record with the first tools that it found, and store its request encrypted."""
-    body = records.plain(
-        "search",
-        search,
-        transaction.now_ms,
-        callerId=caller.id,
-        agentId=caller.agent,
-        tenant=caller.tenant,
-        candidates=list(tools[:MOST_KEPT]),
-    )
-    transaction.append("search", search, body)
-    _seal_request(parts, transaction, search, request, caller)
-
-
-def _seal_request(parts: Parts, transaction: Transaction, made: str, request: str, caller: Caller) -> None:
-    ref, text = f"{REQUEST}{made}", request.encode()
-    sealed = parts.box.seal(text, purpose=PURPOSE, about=ref, within=transaction)
-    # A size of 0: requests are short, and do not use up the quota for the results of their caller.
-    insert(transaction, ref, made, owner_of(caller), Sealed(sealed, 0), 0, parts.settings.payload_days)
 
 
 def model_answer(answer: Any, offered: Sequence[str]) -> Json:

@@ -17,11 +17,9 @@ from interlock.api.exclusions import Exclusions
 from interlock.api.search import DEFAULT_LIMIT, Search, SearchAnswer
 from interlock.call.context import Caller
 from interlock.contract.versions import bump_between
-from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.record import dataclass
-from interlock.data.bounds import check_unicode
 from interlock.data.schema import Json, compile_validator
 from interlock.registry.version import Version
 
@@ -215,20 +213,10 @@ class Tools:
         answer = await self._search.find(query, caller, limit, by, apps=apps, allowed=True)
         settings = self._parts.settings
         if settings.selection_searches and settings.selection_requests == "sealed" and answer:
-            await self._learn(query, answer, caller)
+            from interlock.api.request_records import note_search
+
+            await note_search(self._parts, query, [one.version.row.address for one in answer], caller)
         return answer
-
-    async def _learn(self, query: str, answer: SearchAnswer, caller: Caller) -> None:
-        """Store a search, so that the router of its tenant can learn from the call that follows it."""
-        from interlock.api.selection_records import store_search
-        from interlock.selection.stages import MOST_REQUEST
-
-        parts = self._parts
-        search = new_id(parts.clock.now_ms(), parts.clock.random_bytes(10))
-        tools = [one.version.row.address for one in answer]
-        check_unicode("a search", query)
-        request = query[:MOST_REQUEST]
-        await parts.journal.commit(lambda transaction: store_search(parts, transaction, search, request, tools, caller))
 
 
 def compare_versions(before: Version, after: Version) -> Json:

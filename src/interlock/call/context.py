@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from copy import deepcopy
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -166,6 +167,7 @@ class Context(CallContext):
         save_blocking: Callable[[str, Any], None] | None = None,
         out: Path | None = None,
         on_yield: Callable[[Any], None] | None = None,
+        native: Mapping[str, Any] | None = None,
     ) -> None:
         self.invocation_id = invocation_id
         self.caller = caller
@@ -174,6 +176,7 @@ class Context(CallContext):
         self.idempotency_key = key
         self.dry_run = dry_run
         self.trace_id = trace_id
+        self._native = native
         self._trace = trace
         self._hide = hide
         self.changes: list[Change] = []
@@ -210,6 +213,14 @@ class Context(CallContext):
         A tool sends them to the services that it calls, so that one trace shows the whole path.
         """
         return dict(self._trace())
+
+    @property
+    def native(self) -> dict[str, Any]:
+        """The caller's own names of this call, such as the id of a tool call at a model's provider. A copy.
+
+        They are statements of the caller, on record with the call and checked by nobody.
+        """
+        return deepcopy(dict(self._native or {}))
 
     @property
     def unused(self) -> bool:

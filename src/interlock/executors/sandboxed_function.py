@@ -71,6 +71,7 @@ def _context_data(call: Call, context: Context) -> Json:
         "trace_id": call.trace_id,
         "trace_headers": context.trace_headers,
         "task": context.task,
+        "native": context.native,
     }
 
 

@@ -286,6 +286,7 @@ def _context(request: Json, emit: Emit, ask: Ask) -> Any:
         key=call.get("key"),
         dry_run=call.get("dry_run", False),
         trace_id=call.get("trace_id", ""),
+        native=call.get("native"),
         trace=lambda: call.get("trace_headers", {}),
         on_progress=lambda facts: emit(frames.PROGRESS, json.dumps(facts).encode()),
         on_partial=lambda part: emit(frames.PARTIAL, json.dumps(part).encode()),

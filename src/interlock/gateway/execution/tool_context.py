@@ -90,6 +90,7 @@ class Contexts:
             secret=lambda name: _secret(call, name),
             task=request.task or call.id,
             save=lambda label, state: self._checkpoints.save(call, label, state, runs=lambda: self._runs(call)),
+            native=request.native,
         )
 
     def _runs(self, call: Call) -> bool:

@@ -1,0 +1,121 @@
+"""Steps of a call that depend on time and on its caller: deadline, abort signal, names, hooks and records."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from interlock import Context, Hook, HookResult, Interlock, Seen, tool
+from interlock.call.events import Event
+from tests.gateway import isolated_tools as cell
+from tests.support.calls import admit, records, until
+from tests.support.metrics import render
+
+SEEN: list[str] = []
+STARTED = threading.Event()
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="steps", timeout_class="long_running", timeout_s=60)
+def loops(ctx: Context) -> str:
+    """Work in a thread until somebody says that it is to end."""
+    STARTED.set()
+    while not ctx.cancelled:
+        threading.Event().wait(0.002)
+    SEEN.append(f"aborted, {ctx.remaining_s > 0}")
+    return "ended"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="steps")
+async def names(ctx: Context) -> dict[str, Any]:
+    """The caller's own names of the call, and what becomes of a change to them."""
+    first = ctx.native
+    first["operation_id"] = first["more"]["deep"] = "changed"
+    return ctx.native
+
+
+def _hooks(app: Interlock) -> list[str]:
+    """Note the hooks that run, and how many closing records their call has then."""
+    ran: list[str] = []
+
+    def noted(when: str) -> Callable[[Seen], HookResult | None]:
+        def look(seen: Seen) -> None:
+            ran.append(f"{when} {len(records(app, seen.invocation_id))}")
+
+        return look
+
+    for when in ("pre", "post", "failure"):
+        app.hook(Hook(id=when, when=when, run=noted(when)))
+    return ran
+
+
+@pytest.mark.proves("LIFE-02")
+@pytest.mark.parametrize("cause", ["cancelled", "late"])
+async def test_a_tool_is_given_a_signal_when_its_call_is_cancelled_or_out_of_time(app: Interlock, cause: str) -> None:
+    await admit(app, loops)
+    ran = _hooks(app)
+    SEEN.clear()
+    STARTED.clear()
+    request = app.gateway.with_id(app.request("steps.loops", timeout_s=0.2 if cause == "late" else None))
+    task = asyncio.create_task(app.gateway.invoke(request))
+    assert await asyncio.to_thread(STARTED.wait, 60)
+    if cause == "cancelled":
+        assert await app.cancel(request.id or "") == "canceled"
+    result = await task
+    assert result.error is not None
+    assert result.error.code == ("E3703" if cause == "cancelled" else "E3402")
+    await until(lambda: SEEN != [])
+    assert [f"aborted, {cause == 'cancelled'}"] == SEEN
+    # Failure hooks begin before the end is recorded, where there is time left; post hooks are for calls that succeed.
+    await until(lambda: len(ran) == 2)
+    assert ran[0] == "pre 0"
+    assert ran[1] in (("failure 0",) if cause == "cancelled" else ("failure 0", "failure 1"))
+    assert len(records(app, request.id)) == 1
+
+
+@pytest.mark.proves("LIFE-02")
+async def test_a_tool_is_given_the_callers_own_names_of_its_call_here_and_in_the_sandbox(app: Interlock) -> None:
+    await admit(app, names, cell.named)
+    native = {"operation_id": "op-7", "more": {"deep": "x"}}
+    result = await app.call("steps.names", native=native)
+    assert result.unwrap() == {"operation_id": "op-7", "more": {"deep": "x"}}
+    assert native["more"] == {"deep": "x"}
+    assert (await app.call("cell.named", native=native)).unwrap() == "op-7"
+    (record,) = records(app, result.invocation_id)
+    assert record["native"] == native
+
+
+@pytest.mark.proves("LIFE-02")
+@pytest.mark.parametrize("fails", [False, True])
+async def test_hooks_come_before_the_record_and_metrics_links_and_events_after_it(app: Interlock, fails: bool) -> None:
+    ran = _hooks(app)
+    counted: list[int] = []
+    recorded: list[int] = []
+
+    async def count(_: Seen) -> HookResult | None:
+        counted.append(await _counted(app))
+        return HookResult(stop="not like this") if fails else None
+
+    def heard(event: Event) -> None:
+        if event.type == "tool.result.created":
+            recorded.append(len(records(app, event.invocation_id)))
+
+    app.hook(Hook(id="counts", when="post", run=count))
+    app.listen(heard)
+    before = await _counted(app)
+    result = await app.call("demo.add", a=1, b=2)
+    assert result.ok is not fails
+    assert ran[:2] == ["pre 0", "post 0"]
+    assert (counted, recorded, await _counted(app)) == ([before], [1], before + 1)
+    (record,) = records(app, result.invocation_id)
+    assert (record["traceId"], record["status"]) == (result.trace_id, "ERROR" if fails else "SUCCESS")
+    assert result.document()["telemetry_refs"] == [f"trace:{record['traceId']}"]
+
+
+async def _counted(app: Interlock) -> int:
+    """How many calls the metrics have counted."""
+    samples = await render(app)
+    return int(sum(samples.get("tool_invocation_count", {}).values()))

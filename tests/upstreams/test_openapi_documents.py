@@ -30,7 +30,7 @@ from interlock.registry.admission import TrialEvidence, examine, publish
 from interlock.upstreams import openapi
 from interlock.upstreams.manifests import import_all
 from tests.support.openapi import document
-from tests.upstreams.servers import Answer, HttpServer, json_answer, served
+from tests.upstreams.servers import Answer, Got, HttpServer, json_answer, served
 
 DOCUMENTS = sorted((Path(__file__).parent / "data" / "openapi").glob("*.json.gz"))
 BASE = "https://api.example.com/v1"
@@ -611,6 +611,109 @@ async def test_a_result_off_its_schema_fails_unless_the_operator_wants_a_warning
         assert lax.metadata["warnings"] == ["OUTPUT_OFF_SCHEMA at=/name"]
 
 
+def _deep(levels: int = 60) -> Json:
+    """A chain of definitions that is too long for one tool, and its last one, whose `end` is a number."""
+    chain: Json = {
+        f"L{level}": {
+            "type": "object",
+            "properties": {f"p{part}": {"type": "string"} for part in range(10)}
+            | {"next": {"$ref": f"#/components/schemas/L{level + 1}"}},
+        }
+        for level in range(levels)
+    }
+    chain[f"L{levels}"] = {"type": "object", "properties": {"end": {"type": "integer"}}}
+    return chain
+
+
+def _nested(end: Any, levels: int = 60) -> Json:
+    value: Json = {"end": end}
+    for _ in range(levels):
+        value = {"next": value}
+    return value
+
+
+def _chained(schemas: Json, *names: str) -> Json:
+    gives: Json = {
+        "200": {"description": "", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/L0"}}}}
+    }
+    paths: Json = {f"/{name}": {"get": {"operationId": name, "responses": gives}} for name in names}
+    return document(paths, components={"schemas": schemas})
+
+
+@pytest.mark.parametrize("by", ["file", "address"])
+async def test_a_result_whose_schema_is_too_large_for_its_tool_is_checked_whole(tmp_path: Path, by: str) -> None:
+    large = _chained(_deep(), "strict", "lax", "own")
+    overlay: Json = {
+        "defaults": {"mutation_class": "read_only"},
+        "tools": {"lax": {"off_schema": "warn"}, "own": {"result_schema": {"type": "object"}}},
+    }
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
+        answers: Json = {"end": 7}
+        server.otherwise = lambda got: json_answer(large if got.path == "/openapi.json" else _nested(answers["end"]))
+        config: Json = {"urls": [server.url], "allow_private": True}
+        config["openapi"] = large if by == "file" else f"{server.url}/openapi.json"
+        report = await app.upstreams.add("it", "openapi", config, by=app.caller, overlay=overlay)
+        assert {one.state for one in report.tools} == {"admitted"}
+        strict = (await app.catalog.resolve("it.strict")).contract.manifest
+        assert len(orjson.dumps(strict.result_schema)) < len(orjson.dumps(large)) / 2
+        good = await app.call("it.strict")
+        assert (good.value, good.metadata.get("warnings")) == (_nested(7), None)
+        answers["end"] = "seven"
+        failed = await app.call("it.strict")
+        assert failed.error is not None
+        assert (failed.error.code, failed.error.details) == (
+            "E3303",
+            {
+                "violation": "TOOL_OUTPUT_SCHEMA_VIOLATION",
+                "faults": [{"pointer": "/next" * 60 + "/end", "message": 'is not of type "integer"; it is text'}],
+            },
+        )
+        lax = await app.call("it.lax")
+        assert lax.value == _nested("seven")
+        assert lax.metadata["warnings"] == [f"OUTPUT_OFF_SCHEMA at={'/next' * 60}/end"]
+        own = await app.call("it.own")
+        assert (own.value, own.metadata.get("warnings")) == (_nested("seven"), None), (
+            "the overlay's schema is the whole"
+        )
+
+
+async def test_a_result_says_that_it_was_checked_in_part_where_the_document_is_gone_or_another(tmp_path: Path) -> None:
+    schemas = _deep()
+    overlay = {"defaults": {"mutation_class": "read_only"}}
+    gone, end = False, cast("Any", 7)
+    async with HttpServer.open() as server:
+
+        def answer(got: Got) -> Answer:
+            if got.path == "/openapi.json":
+                return Answer(status=404) if gone else json_answer(_chained(schemas, "look"))
+            return json_answer(_nested(end))
+
+        server.otherwise = answer
+        config: Json = {"urls": [server.url], "allow_private": True, "openapi": f"{server.url}/openapi.json"}
+        async with Interlock.open(tmp_path, housekeeping=False) as app:
+            await app.upstreams.add("it", "openapi", config, by=app.caller, overlay=overlay)
+        gone, end = True, "seven"
+        server.got.clear()
+        async with Interlock.open(tmp_path, housekeeping=False) as app:
+            for _ in range(2):
+                result = await app.call("it.look")
+                assert (result.ok, result.metadata["warnings"]) == (True, ["RESULT_CHECKED_IN_PART"])
+            assert [got.path for got in server.got].count("/openapi.json") == 1, "it is left alone for a minute"
+        gone = False
+        schemas["L60"]["properties"]["end"] = {"type": "string"}
+        async with Interlock.open(tmp_path, housekeeping=False) as app:
+            result = await app.call("it.look")
+            assert (result.ok, result.metadata["warnings"]) == (True, ["RESULT_CHECKED_IN_PART"])
+            # What the tool does not hold is pinned as well.
+            await app.upstreams.refresh("it", by=app.caller)
+            changed = await app.call("it.look")
+            assert changed.error is not None
+            assert changed.error.code == "E3210"
+            await app.upstreams.accept("it", by=app.caller, reason="it is text now")
+            accepted = await app.call("it.look")
+            assert (accepted.ok, accepted.metadata.get("warnings")) == (True, None)
+
+
 @pytest.mark.shows("OpenAPI", "changed definitions")
 async def test_an_operation_that_its_document_describes_otherwise_is_not_called(tmp_path: Path) -> None:
     operation: Json = {"operationId": "look", "summary": "Looks at all things.", "responses": OK}
@@ -834,7 +937,8 @@ def test_schemas_that_refer_to_each_other_are_shared_and_a_response_is_bounded()
     imported = import_all(found.tools, upstream="api", kind="openapi", versions="1.0.0", accept_hints=True)
     assert all(one.manifest is not None for one in imported)
     first = imported[0]
-    assert any("checked in part" in need for need in first.needs)
+    assert not any("checked in part" in need for need in first.needs)
+    assert len({one.native["whole_result"] for one in found.tools}) == 20
     assert first.manifest is not None
     schema = Schema(first.manifest.result_schema or {})
     assert schema.document["type"] == "object"

@@ -20,7 +20,7 @@ from interlock.core.record import NamedTuple, dataclass, record
 
 if TYPE_CHECKING:
     from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
-    from interlock.data.schema import Json
+    from interlock.data.schema import Fault, Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,9 @@ class RemoteCall:
     reported: Json = field(default_factory=dict[str, Any])
     # Files that the answer consists of: they become artifacts of the result.
     files: list[File] = field(default_factory=list[File])
+    # What is wrong with the answer by a schema that its tool does not hold, and what its caller must know of it.
+    faults: list[Fault] = field(default_factory=list["Fault"])
+    warnings: list[str] = field(default_factory=list[str])
     # The upstream's statement on its data: `data_version`, `confidence`.
     provenance: Json = field(default_factory=dict[str, Any])
 

@@ -23,7 +23,7 @@ from interlock.contract.effects import Change
 from interlock.contract.standard.states import FAST_PATH_STATES, Trail
 from interlock.core.clock import Deadline
 from interlock.core.record import NamedTuple, dataclass, record, step
-from interlock.data.schema import Json
+from interlock.data.schema import Fault, Json
 
 Source = Literal["compute", "replay", "preview", "cache", "synthetic"]
 ToolOperation = Literal["invoke", "preview", "compensate"]
@@ -117,6 +117,7 @@ class More:
         "compensation",
         "context",
         "detected",
+        "faults",
         "files",
         "foreseen",
         "head",
@@ -158,6 +159,8 @@ class More:
         # Changes to the input, and additions to the result.
         self.mutations: list[Mutated] = []
         self.warnings: list[str] = []
+        # What an executor found wrong with the output, by a schema that its tool does not hold.
+        self.faults: tuple[Fault, ...] = ()
         self.hook_outputs: list[Json] = []
         self.parts: list[ResultPart] = []
         self.pagination: Json | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
 
@@ -41,6 +41,12 @@ def input_faults(schema: Schema, value: Any, noun: str = "parameter") -> list[Fa
     some = set(islice(faults, MOST_FAULTS))
     more = [] if next(faults, None) is None else [Fault("", f"more is wrong than these {MOST_FAULTS} faults")]
     return sorted(some) + more
+
+
+def faults_below(errors: Iterable[Any], depth: int) -> list[Fault]:
+    """List faults of a result that is so many members deep in what was checked, as `output_faults` does."""
+    some = islice(errors, MOST_FAULTS)
+    return sorted({Fault(pointer(list(error.instance_path)[depth:]), _rule(error) + _kind(error)) for error in some})
 
 
 def output_faults(schema: Schema, value: Any) -> list[Fault]:

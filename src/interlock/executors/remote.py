@@ -102,8 +102,9 @@ class RemoteExecutor(Executor):
         try:
             arguments = recipes.fill(step, {"input": write.arguments})
             read = replace(
-                write, native=step.native, definition=step.implementation, arguments=arguments, writes=False, key=None
-            )
+                write, native=step.native, definition=step.implementation, arguments=arguments, writes=False, key=None,
+                faults=[], warnings=[],
+            )  # fmt: skip
             before = await connector.call(read)
         except Failure as failure:
             words = f"nothing was changed, because what is there could not be read first: {failure.message}"
@@ -130,6 +131,9 @@ class RemoteExecutor(Executor):
                 call.extend().mappings = (*call.more.mappings, {"schema_version": "0.2.0", **mapping})
             if remote.files:
                 call.extend().files = tuple(remote.files[-1:])  # those of attempts that failed are not the answer
+            if (remote.warnings or remote.faults) and call.request.operation != "compensate":  # that has its own result
+                call.extend().warnings += remote.warnings
+                call.extend().faults = tuple(remote.faults)
             if any(fact is not None for fact in remote.provenance.values()):
                 call.extend().provenance = _provenance(remote.provenance)
 

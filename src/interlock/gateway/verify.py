@@ -93,6 +93,8 @@ class ResultVerifier:
         tool = ran.tool
         try:
             value = map_output.map_output(tool, ran.output, most, small=small)
+            if ran.more.faults:
+                raise map_output.violation(tool, ran.more.faults)
         except Failure as failure:
             details = failure.details or {}
             if not tool.contract.tolerates_off_schema or details.get("violation") != "TOOL_OUTPUT_SCHEMA_VIOLATION":

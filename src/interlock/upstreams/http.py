@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urljoin
 
-from interlock.call.connector import Discovered, RemoteCall
+from interlock.call.connector import Aged, Discovered, RemoteCall
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
@@ -58,7 +58,7 @@ class HttpUpstream:
         self._name = name
         self._config = config
         self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
-        self._answers = Answers(name, self._intake, clock)
+        self._answers = Answers(name, self._intake, clock, self._results)
         self._sender = Sender(
             name, config.urls, idempotent=config.idempotent, clock=clock, sleep=sleep, services=services
         )
@@ -70,7 +70,10 @@ class HttpUpstream:
         )
 
     async def call(self, call: RemoteCall) -> Any:
-        return await self._sender.send(call, lambda one, url: wire.within(one, self._name, self._ask(one, url)))
+        value = await self._sender.send(call, lambda one, url: wire.within(one, self._name, self._ask(one, url)))
+        if "whole_result" in call.native and not isinstance(value, Aged):
+            await self._answers.whole.check(call, value)
+        return value
 
     def mapping(self, native: Json, reported: Json) -> Json | None:
         if native["protocol"] != "openapi":
@@ -106,6 +109,7 @@ class HttpUpstream:
 
     def forget(self) -> None:
         self._sender.forget()
+        self._answers.whole.forget()
 
     async def close(self) -> None:
         self._sender.close()
@@ -124,6 +128,14 @@ class HttpUpstream:
             raise wire.late(self._name) from None
         document: Json = cast("Json", text) if isinstance(text, dict) else {}
         return await in_thread(openapi.parse, document["text"] if set(document) == {"text"} else document)
+
+    async def _results(self, call: RemoteCall) -> Json:
+        """Return the schemas of results that are too large for their tools, from the document."""
+        document = self._config.openapi
+        assert document is not None
+        if isinstance(document, str):
+            document = await self._document(document, Look(call.credentials))
+        return await in_thread(openapi.results, document)
 
     async def _ask(self, call: RemoteCall, endpoint: str) -> Any:
         """Make one attempt at one endpoint."""

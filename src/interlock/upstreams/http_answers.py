@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import mimetypes
 import re
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ from interlock.data.schema import Json
 from interlock.net.client import Response
 from interlock.upstreams import wire
 from interlock.upstreams.openapi_content import is_text
+from interlock.upstreams.openapi_results import WholeResults
 from interlock.upstreams.remote_config import Look
 from interlock.upstreams.response_limits import CODINGS, Intake, decoded
 
@@ -28,9 +30,14 @@ _CHARSET = expression(r';\s*charset\s*=\s*"?([^\s;"]+)', re.IGNORECASE)
 
 
 class Answers:
-    """Reads the answers of one service, under the limits of its `intake`."""
+    """Reads the answers of one service, under the limits of its `intake`. `whole` checks those whose tools hold a part
+    of their schema; `schemas` reads what it checks them by.
+    """
 
-    def __init__(self, name: str, intake: Intake, clock: Clock) -> None:
+    def __init__(
+        self, name: str, intake: Intake, clock: Clock, schemas: Callable[[RemoteCall], Awaitable[Json]]
+    ) -> None:
+        self.whole = WholeResults(schemas, clock)
         self._name = name
         self._intake = intake
         self._clock = clock

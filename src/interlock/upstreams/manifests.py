@@ -234,7 +234,7 @@ def _contract(
         "execution": {
             "kind": "upstream",
             "target": upstream,
-            "native": {**definition.native, **own},
+            "native": {**_native(definition, stated), **own},
             "implementation": done.digest,
         },
     }
@@ -369,6 +369,13 @@ def _alone(root: Json, part: Json) -> Json:
     """Return one property as a schema by itself, with the definitions it refers to."""
     beside = {word: root[word] for word in ("$schema", "$defs", "definitions") if word in root}
     return {**part, **beside}
+
+
+def _native(definition: Definition, stated: ToolOverlay) -> Json:
+    """The operation of the upstream. A result schema of the overlay takes the place of the upstream's altogether."""
+    if stated.result_schema is None:
+        return definition.native
+    return {word: value for word, value in definition.native.items() if word != "whole_result"}
 
 
 def _result(definition: Definition, kind: Kind, stated: ToolOverlay, shared: Shared | None) -> Json:

@@ -8,6 +8,7 @@ where is in `native`, so that a call needs the document no more:
      "parameters": [{"name": "id", "in": "path", "style": "simple", "explode": false, "argument": "id"}],
      "body": {"media": "application/json", "required": true, "argument": "body"},       # or "properties": […]
      "responses": {"200": "json", "204": "none"},                                       # see `openapi_content`
+     "whole_result": "9f86d0…",                                                         # see `openapi_results`
      "security": [[{"id": "key", "type": "apiKey", "in": "header", "name": "X-Key", "scopes": []}]]}
 
 Schemas are written as JSON Schema 2020-12, whichever version of OpenAPI they were in, each with the definitions it
@@ -33,12 +34,12 @@ from interlock.core.expressions import expression
 from interlock.core.record import NamedTuple
 from interlock.data.documents import Doubled, Malformed, plain, read_json, read_yaml
 from interlock.data.schema import Json
-from interlock.upstreams.openapi_content import body_of, responses_of
+from interlock.upstreams.openapi_content import Responses, body_of, responses_of
 from interlock.upstreams.openapi_schemas import Fields, Scribe, Unmapped, mapping, sequence, unquoted
 from interlock.upstreams.request import PATH_STYLES, PLACE, QUERY_STYLES, Request, build, is_json
 from interlock.upstreams.swagger import upgraded
 
-__all__ = ["METHODS", "Request", "build", "parse", "read", "servers_of"]
+__all__ = ["METHODS", "Request", "build", "parse", "read", "results", "servers_of"]
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 _STYLES = {
@@ -61,14 +62,7 @@ _TOKEN = expression(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 
 def read(document: Json | str | bytes, *, base_url: str | None = None) -> Discovered:
     """Read the operations of an OpenAPI 3 or Swagger 2.0 document. `base_url` is the base of its relative servers."""
-    root = parse(document)
-    version = str(root.get("openapi", root.get("swagger", "")))
-    if re.match(r"2\.0?\Z", version):
-        root = upgraded(root, base_url)
-    elif not re.match(r"3\.[0-2](\.|\Z)", version):
-        stated = f"it says `{version[:20]}`" if version else "it names no version"
-        raise Failure("E3105", f"an OpenAPI 3 or Swagger 2.0 document is needed, and {stated}; convert it first")
-    reader = _Reader(root, base_url, old=version.startswith(("2", "3.0")))
+    reader, version = _reader_of(document, base_url)
     tools: list[Definition] = []
     refused: list[tuple[str, str]] = []
     names: set[str] = set()
@@ -86,10 +80,36 @@ def read(document: Json | str | bytes, *, base_url: str | None = None) -> Discov
             refused.append((name, failure.message))
         except RecursionError:
             refused.append((name, "its schemas are nested too deeply"))
-    info = mapping(root.get("info"))
+    info = mapping(reader.root.get("info"))
     about = {"title": info.get("title"), "version": info.get("version"), "openapi": version, "servers": reader.servers}
     said: Any = info.get("description")
     return Discovered(tools, refused, about, said if isinstance(said, str) else "")
+
+
+def results(document: Json | str | bytes, *, base_url: str | None = None) -> Json:
+    """The whole schemas of the results that tools hold in part, as one: of an object that has the result by its key."""
+    reader, _ = _reader_of(document, base_url)
+    properties: Json = {}
+    for _, method, _, operation in reader.operations([]):
+        try:
+            found = reader.responses(method, operation)
+        except (Unmapped, Failure, RecursionError):
+            continue  # it is no tool
+        if found.key:
+            properties[found.key] = found.stated
+    return {"type": "object", "properties": properties, "$defs": reader.result_definitions}
+
+
+def _reader_of(document: Json | str | bytes, base_url: str | None) -> tuple[_Reader, str]:
+    """Return the reader of a document, and the version that it states; E3105 for another."""
+    root = parse(document)
+    version = str(root.get("openapi", root.get("swagger", "")))
+    if re.match(r"2\.0?\Z", version):
+        root = upgraded(root, base_url)
+    elif not re.match(r"3\.[0-2](\.|\Z)", version):
+        stated = f"it says `{version[:20]}`" if version else "it names no version"
+        raise Failure("E3105", f"an OpenAPI 3 or Swagger 2.0 document is needed, and {stated}; convert it first")
+    return _Reader(root, base_url, old=version.startswith(("2", "3.0"))), version
 
 
 def servers_of(root: Json) -> list[str]:
@@ -129,7 +149,7 @@ class _Reader:
     """One document, read operation by operation."""
 
     def __init__(self, root: Json, base_url: str | None, *, old: bool) -> None:
-        self._root = root
+        self.root = root
         self._base = base_url
         self.old = old
         self._requests = Scribe(self.target, old=old, request=True)
@@ -138,7 +158,7 @@ class _Reader:
         self.servers = self._servers(root.get("servers")) or ([urljoin(base_url, "/")] if base_url else [])
 
     def operations(self, refused: list[tuple[str, str]]) -> Iterator[tuple[str, str, Json, Json]]:
-        for path, raw in mapping(self._root.get("paths")).items():
+        for path, raw in mapping(self.root.get("paths")).items():
             try:
                 item = self.resolved(raw)
             except Unmapped as reason:
@@ -165,7 +185,10 @@ class _Reader:
         if operation.get("requestBody") is not None:
             body = body_of(self._requests, fields, self.resolved(operation["requestBody"]))
             native |= {} if body is None else {"body": body}
-        output, native["responses"], notes = responses_of(self._answers, self.resolved, method, operation)
+        found = self.responses(method, operation)
+        native["responses"] = found.modes
+        if found.key:
+            native["whole_result"] = found.key
         native["security"] = self._security(operation)
         words = [str(operation[part]).strip() for part in ("summary", "description") if operation.get(part)]
         hints: Json = {"method": method.upper()} | ({"deprecated": True} if operation.get("deprecated") is True else {})
@@ -173,12 +196,20 @@ class _Reader:
             name=name,
             description="\n\n".join(dict.fromkeys(words)) or f"{method.upper()} {path}",
             input_schema=self._requests.finished(fields.schema())[0],
-            output_schema=output,
+            output_schema=found.schema,
             native=native,
             hints=hints,
             title=str(operation.get("summary") or "").strip() or None,
-            notes=notes,
+            notes=found.notes,
         )
+
+    def responses(self, method: str, operation: Json) -> Responses:
+        return responses_of(self._answers, self.resolved, method, operation)
+
+    @property
+    def result_definitions(self) -> Json:
+        """The definitions that the schemas of the responses read so far refer to."""
+        return self._answers.definitions()
 
     def resolved(self, node: Any) -> Json:
         """Follow references to their final node."""
@@ -193,7 +224,7 @@ class _Reader:
     def target(self, ref: str) -> Any:
         if not ref.startswith("#/"):
             raise Unmapped(f"it refers to another document, `{ref[:80]}`; bundle the documents into one")
-        target: Any = self._root
+        target: Any = self.root
         for step in ref[2:].split("/"):
             name = unquoted(step)
             if isinstance(target, list):
@@ -275,9 +306,9 @@ class _Reader:
 
     def _security(self, operation: Json) -> list[list[Json]]:
         """Return the alternatives, each a list of schemes that are needed together."""
-        schemes = mapping(mapping(self._root.get("components")).get("securitySchemes"))
+        schemes = mapping(mapping(self.root.get("components")).get("securitySchemes"))
         alternatives: list[list[Json]] = []
-        for alternative in sequence(operation.get("security", self._root.get("security"))):
+        for alternative in sequence(operation.get("security", self.root.get("security"))):
             together: list[Json] = []
             for name, scopes in mapping(alternative).items():
                 scheme = self.resolved(schemes.get(name))

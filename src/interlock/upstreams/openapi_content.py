@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 from interlock.data.schema import Json
 from interlock.upstreams.openapi_schemas import (
     MOST_RESPONSE_PARTS,
@@ -23,7 +24,7 @@ from interlock.upstreams.openapi_schemas import (
 from interlock.upstreams.request import FORM, MULTIPART, QUERY_STYLES, is_json, kind_of_media
 
 UNCHECKED = "the schema of its result: the document has none, so results are not checked"
-PARTLY_CHECKED = "a smaller schema of its result: the document's is too large, so results are checked in part"
+PARTLY_CHECKED = "a schema of its result that can be read: the document's is large, so results are checked in part"
 
 _TEXTS = frozenset(
     {
@@ -163,10 +164,22 @@ def _in_base64(scribe: Scribe, part: Any) -> Json:
 _SUCCESS = expression(r"2([0-9]{2}|XX)\Z")
 
 
-def responses_of(
-    scribe: Scribe, resolved: Callable[[Any], Json], method: str, operation: Json
-) -> tuple[Json, Json, tuple[str, ...]]:
-    """Return the schema of a success, how each status is read, and what the document leaves open."""
+class Responses(NamedTuple):
+    """The successes of an operation: the schema that its tool holds, how each status is read, and what is open.
+
+    `key` is the digest of the whole schema if the tool holds a part of it, and `stated` is that schema, which refers to
+    definitions of the document.
+    """
+
+    schema: Json
+    modes: Json
+    stated: Json
+    notes: tuple[str, ...] = ()
+    key: str = ""
+
+
+def responses_of(scribe: Scribe, resolved: Callable[[Any], Json], method: str, operation: Json) -> Responses:
+    """Read the responses of an operation."""
     modes: Json = {}
     schemas: list[Json] = []
     silent: list[str] = []
@@ -186,15 +199,17 @@ def responses_of(
             schemas.append(schema)
     if not schemas and (silent or not modes):
         modes |= dict.fromkeys(silent or ["2XX"], "any")
-        return {}, modes, (UNCHECKED,)
+        return Responses({}, modes, {}, (UNCHECKED,))
     modes |= dict.fromkeys(silent, "none")
     if "none" in modes.values():
         schemas.append({"type": "null"})
     distinct = [schema for index, schema in enumerate(schemas) if schema not in schemas[:index]]
-    schema, whole = scribe.finished(
-        distinct[0] if len(distinct) == 1 else {"anyOf": distinct}, most=MOST_RESPONSE_PARTS
-    )
-    return schema, modes, () if whole else (PARTLY_CHECKED,)
+    stated_one = distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
+    schema, whole = scribe.finished(stated_one, most=MOST_RESPONSE_PARTS)
+    if whole:
+        return Responses(schema, modes, stated_one)
+    key = scribe.fingerprint(stated_one)
+    return Responses(schema, modes, stated_one, () if key else (PARTLY_CHECKED,), key)
 
 
 def _read_as(scribe: Scribe, content: Json) -> tuple[str, Json | None]:

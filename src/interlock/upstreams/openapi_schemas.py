@@ -2,12 +2,15 @@
 
 A request is described in full, because its arguments are checked before anything is sent. A response may lead, from
 reference to reference, to nearly everything that a document defines: in some documents a thousand schemas for each of
-hundreds of operations. The schema of a response therefore has at most `MOST_RESPONSE_PARTS` parts. The definitions
-nearest to the response are kept whole; those beyond keep their type and description, and what they hold is not checked.
+hundreds of operations. The schema of a response therefore has at most `MOST_RESPONSE_PARTS` parts in its tool. The
+definitions nearest to the response are kept whole; those beyond keep their type and description. What they hold is
+checked by the connector, against the document, whose definitions all operations share (`openapi_results`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -86,6 +89,7 @@ class Scribe:
         self._refers: dict[str, list[str]] = {}  # by name, the names that a definition refers to, in order
         self._failed: dict[str, Exception] = {}
         self._parts: dict[str, int] = {}
+        self._digests: dict[str, bytes] = {}
         self._waiting: list[tuple[str, Any]] = []
         self._met: list[str] = []
 
@@ -144,6 +148,27 @@ class Scribe:
                 definitions[name], left = self._definitions[name], left - self._parts_of(name)
             waiting += [one for one in self._refers[name] if one not in definitions]
         return schema | ({"$defs": dict(sorted(definitions.items()))} if definitions else {}), whole
+
+    def fingerprint(self, schema: Json) -> str:
+        """The digest of a schema with everything that it refers to; empty if a part of that cannot be written."""
+        names = dict.fromkeys(references_of(schema))
+        waiting = list(names)
+        for name in waiting:  # grows while it is read
+            if name in self._failed or name not in self._definitions:
+                return ""
+            more = [one for one in self._refers[name] if one not in names]
+            names.update(dict.fromkeys(more))
+            waiting += more
+        whole = hashlib.sha256(_written(schema))
+        for name in sorted(names):
+            if name not in self._digests:
+                self._digests[name] = hashlib.sha256(_written([name, self._definitions[name]])).digest()
+            whole.update(self._digests[name])
+        return whole.hexdigest()
+
+    def definitions(self) -> Json:
+        """Every definition that was written."""
+        return {name: part for name, part in self._definitions.items() if name not in self._failed}
 
     def _definition(self, name: str) -> Json:
         """A definition; raises the reason if it cannot be written."""
@@ -209,6 +234,10 @@ class Scribe:
         self._definitions[name], self._refers[name] = {}, []
         self._waiting.append((name, target))
         return name
+
+
+def _written(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()  # integers of any length, unlike orjson
 
 
 def _definition_name(schema: Json) -> str | None:

@@ -23,7 +23,6 @@ from interlock.api.mcp_names import Names
 from interlock.api.service import Ask, Service
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
-from interlock.call.mcp import INVALID_PARAMS, MISSING_CAPABILITY
 from interlock.call.media import LARGEST, data_of, split_blocks
 from interlock.call.prepared import Prepared
 from interlock.call.results import Result
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("interlock.doors.mcp")
 
 DOOR = "mcp"
+INVALID_PARAMS = -32602
+MISSING_CAPABILITY = -32021
 
 # What a client may say of a call in `_meta`, and of which type it is.
 _KEY, _SESSION, _VERSION, _DRY_RUN = "interlock/key", "interlock/session", "interlock/version", "interlock/dryRun"

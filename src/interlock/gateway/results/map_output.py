@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from interlock.call.prepared import Prepared
@@ -37,13 +38,13 @@ def map_output(tool: Prepared, output: Any, most: int, *, small: bool = False) -
         raise
     except Exception as error:  # a value that its own type cannot encode breaks the contract like a wrong one
         faults = [Fault("", f"cannot be written as JSON: {type(error).__name__}")]
-        raise _violation(tool, faults, "TOOL_OUTPUT_CORRUPTION") from error
+        raise violation(tool, faults, "TOOL_OUTPUT_CORRUPTION") from error
     schema = tool.contract.output
     if tool.contract.manifest.coerce_output:
         coerced = coerce(schema, value)
         if schema.valid(coerced.value):
             return coerced.value
-    raise _violation(tool, output_faults(schema, value))
+    raise violation(tool, output_faults(schema, value))
 
 
 def check_part(tool: Prepared, value: Any, *, whole: bool) -> None:
@@ -55,9 +56,9 @@ def check_part(tool: Prepared, value: Any, *, whole: bool) -> None:
         fits = schema.fits(value)
     except Exception as error:
         faults = [Fault("", f"cannot be written as JSON: {type(error).__name__}")]
-        raise _violation(tool, faults, "TOOL_OUTPUT_CORRUPTION") from error
+        raise violation(tool, faults, "TOOL_OUTPUT_CORRUPTION") from error
     if not fits:
-        raise _violation(tool, output_faults(schema, value))
+        raise violation(tool, output_faults(schema, value))
 
 
 def check_size(tool: Prepared, value: Any, most: int) -> None:
@@ -66,7 +67,8 @@ def check_size(tool: Prepared, value: Any, most: int) -> None:
         raise result_too_large(tool.ref, most, writes=tool.writes)
 
 
-def _violation(tool: Prepared, faults: list[Fault], what: str = "TOOL_OUTPUT_SCHEMA_VIOLATION") -> Failure:
+def violation(tool: Prepared, faults: Sequence[Fault], what: str = "TOOL_OUTPUT_SCHEMA_VIOLATION") -> Failure:
+    """Return the failure (E3303) of a call whose output has these faults."""
     return Failure(
         "E3303",
         f"{tool.ref} returned something its contract does not allow",

@@ -52,6 +52,10 @@ class McpConfig(ConfigPart):
             return self.url is None or self.allow_private
         return self.send_caller
 
+    def own_client(self, client: str) -> str:
+        """Return the session of a client if it has conversations of its own; empty if its caller has them."""
+        return "" if self.url is None else client
+
     def lent(self, credentials: Mapping[str, str]) -> dict[str, str]:
         """Return the caller's secrets under the names that the upstream knows; E3602 if one is missing."""
         lent: dict[str, str] = {}

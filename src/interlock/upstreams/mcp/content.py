@@ -68,7 +68,7 @@ class Content:
         wanted, within_s = shared, LIST_S
         if able := answerable(interaction, passed_on=self._config.questions):
             within_s = ANSWER_S
-            client = self._sessions.client_of(interaction)
+            client = self._config.own_client(interaction.client)
             own = Conversation({}, able, None, caller, handshake=session.server.modern, client=client)
             in_the_middle = session.server.modern and not interaction.calls_again
             if (

@@ -29,7 +29,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from interlock.call.connector import Interaction
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
@@ -184,10 +183,6 @@ class Sessions:
     def _in_doubt(self) -> None:
         """Let calls wait for a conversation of their own from now on: this server asks outside of their streams."""
         self._asks_aside = True
-
-    def client_of(self, interaction: Interaction) -> str:
-        """Return the session of a client that has conversations of its own; empty if it has none."""
-        return "" if self._config.url is None else interaction.client
 
     # Letting go
 

@@ -82,7 +82,7 @@ class ToolCalls:
     ) -> Conversation:
         """Return the conversation for a client that can be asked or wants the log; the shared one if that will do."""
         level = None if listens is None else listens.level
-        client = self._sessions.client_of(call.interaction) if able else ""
+        client = self._config.own_client(call.interaction.client) if able else ""
         if not session.server.modern:
             return Conversation(lent, able, level, call.caller, client=client)
         pushed = Conversation(lent, able, level, call.caller, handshake=True, client=client)

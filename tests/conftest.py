@@ -57,9 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers for two cores: tests wait for processes, threads and clients for a part of their time."""
+    """Four workers for two cores: tests wait for processes, threads and clients for a part of their time."""
     cores = len(os.sched_getaffinity(0))
-    return cores + max(1, cores // 2)
+    return cores + max(2, cores // 2)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,7 +1,6 @@
 """Run `interlock demo` with commands that need not load the program anew (see tests/support/forked.py).
 
-Those of the tour that are killed, wait or serve load it anew all the same. `TOUR_PYTHON` begins the commands of the
-others.
+The one that the tour kills loads it anew all the same. `TOUR_PYTHON` begins the commands of the others.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from typing import Any
 from interlock.cli import main
 
 INTERLOCK = [sys.executable, "-m", "interlock.cli"]
-_run: Any = subprocess.run
+_start: Any = subprocess.Popen
 
 
-def run(arguments: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run a command of the tour."""
-    if list(arguments[:3]) == INTERLOCK:
+def start(arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command of the tour. The one that is killed has a descriptor to say when."""
+    if list(arguments[:3]) == INTERLOCK and "pass_fds" not in options:
         arguments = [*os.environ["TOUR_PYTHON"].split("\n"), *arguments[1:]]
-    return _run(arguments, **options)
+    return _start(arguments, **options)
 
 
 def tour() -> None:
-    subprocess.run = run  # pyright: ignore[reportAttributeAccessIssue] - as far as the tour uses it
+    subprocess.Popen = start  # pyright: ignore[reportAttributeAccessIssue] - as far as the tour uses it
     main()
 
 

@@ -105,7 +105,7 @@ async def test_a_kill_at_every_labelled_point_loses_and_doubles_nothing(
 async def test_a_kill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, lines = tmp_path / "home", tmp_path / "effects"
     await prepare(home, mark)
-    turns = drive("random", home, lines, 110, calls=40 if THOROUGH else 16)
+    turns = drive("random", home, lines, 110, calls=40 if THOROUGH else 8)
     assert [turn["point"] for turn in turns].count("random") == 110  # with the labelled points, more than 200
     await judge(home, lines, turns, monkeypatch)
     answered = sum(len(turn["acknowledged"]) for turn in turns)

@@ -20,12 +20,16 @@ import httpx
 from tests import warm
 from tests.support.balancer import Balancer
 from tests.support.cli import Cli
+from tests.thorough import THOROUGH
 
 NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")
 SERVE = ("serve", "--port", "0", "--no-grpc", "--no-token", "--json")
 # Longer than any test: a second signal ends it.
 DELAYED = (*SERVE, "--shutdown-delay", "3600")
 _PATIENCE_S = 300.0
+# Callers pause this long between a write and the next read. Without a pause they take the cores from the servers that
+# start meanwhile, so that the same restarts last longer. A thorough run makes as many calls as it can.
+PAUSE_S = 0.0 if THOROUGH else 0.05
 
 TOOLS = '''
 import asyncio
@@ -237,7 +241,7 @@ class Load:
 
 @asynccontextmanager
 async def load(cluster: Cluster, port: int, prefix: str, callers: int = 6) -> AsyncGenerator[Load]:
-    """Read and write without a pause for as long as the block lasts. Half of the callers keep their connections."""
+    """Read and write for as long as the block lasts. Half of the callers keep their connections."""
     told = Load()
 
     async def call(client: httpx.AsyncClient, tool: str, name: str, **more: str) -> bool:
@@ -261,6 +265,7 @@ async def load(cluster: Cluster, port: int, prefix: str, callers: int = 6) -> As
                 told.reads += await call(client, "look", name)
                 if await call(client, "post", name, idempotency_key=name):
                     told.done.append(name)
+                await asyncio.sleep(PAUSE_S)
 
     workers = [asyncio.create_task(work(number)) for number in range(callers)]
     try:

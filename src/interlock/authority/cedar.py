@@ -20,7 +20,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -284,6 +284,8 @@ def statements(text: str) -> Iterator[Statement]:
         yield Statement(line, text[begin:end].rstrip())
 
 
+# Cached, because each data directory in which a tool is tried has the same policy. Rules do not change.
+@lru_cache(maxsize=4)
 def parse(text: str) -> tuple[Rule, ...]:
     """Parse a policy text. E3205 with what is wrong and on which line."""
     import cedarpy

@@ -27,6 +27,7 @@ import pytest
 
 from interlock import Caller, Interlock
 from tests import warm
+from tests.support import forked
 from tests.support.conformance import SUITE, program
 from tests.thorough import THOROUGH
 from tests.upstreams.mcp_servers.real import (
@@ -58,7 +59,7 @@ async def everything() -> AsyncGenerator[str]:
     (package,) = folder.glob(f"mcp-*/{EVERYTHING}")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", f"{package.name}.server", "--port", str(port), "--log-level", "ERROR"]
+    command = [*forked.python(), "-m", f"{package.name}.server", "--port", str(port), "--log-level", "ERROR"]
     quiet = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(*command, cwd=package.parent, stdout=quiet, stderr=quiet)
     try:
@@ -152,7 +153,7 @@ async def served(folder: Path, protocol: str) -> AsyncGenerator[str]:
         # The everything-server has no tasks; they exist in 2026-07-28 only. A scenario wants a server to refuse clients
         # without tasks, so Interlock must not follow tasks in their place.
         overlay = ("--overlay", str(SUITE / "jobs.yaml"), "--cwd", str(SUITE.parents[2]))
-        jobs = ("--", sys.executable, "-m", "tests.upstreams.mcp_servers.jobs")
+        jobs = ("--", *forked.python(), "-m", "tests.upstreams.mcp_servers.jobs")
         await cli("upstream", "add", "mcp", "jobs", *options, "--tasks", "relay", *overlay, *jobs)
         token = (await cli("token", "issue", "--agent", "suite")).strip()
         await agree_in_advance(folder / "home")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
@@ -218,6 +221,45 @@ async def test_a_log_that_the_disk_has_no_room_for_stops_nobody(journal: Journal
     assert not journal.writer.extends
     assert (tmp_path / "interlock.db-wal").stat().st_size < 4 * 2**20
     assert connection.one("SELECT count(*) FROM journal WHERE call LIKE 'call-%'") == (writers.EXTEND_AFTER + 1,)
+
+
+# Units that each change another page of a table, as idempotency keys do.
+_SPREAD = """
+import asyncio, sys
+from pathlib import Path
+from interlock.core.clock import Clock
+from interlock.store import facts
+from interlock.store.home import Home
+from interlock.store.journal import Journal
+from interlock.store.signing import Signer
+
+def unit(numbers, value):
+    def work(transaction):
+        for number in numbers:
+            facts.put(transaction, f"test:{number:05}", value)
+    return work
+
+async def main():
+    home = Home(Path(sys.argv[1]))
+    home.prepare()
+    journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
+    await journal.commit(unit(range(4000), "x" * 200))
+    before = Path(sys.argv[2]).stat().st_mtime_ns
+    await asyncio.gather(*(journal.commit(unit([number], "y")) for number in range(0, 4000, 100)))
+    changed = journal.reader.all("SELECT count(*) FROM fact WHERE value = 'y'")
+    print(changed, Path(sys.argv[2]).stat().st_mtime_ns == before)
+    await journal.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_batch_that_changes_many_pages_makes_no_file_outside_of_the_data_directory(tmp_path: Path) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
+    command = [sys.executable, "-c", _SPREAD, str(tmp_path / "home"), str(temporary)]
+    surroundings = {**os.environ, "SQLITE_TMPDIR": str(temporary)}
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "[(40,)] True\n", done.stderr
 
 
 async def test_a_log_that_cannot_be_applied_now_stops_nobody(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

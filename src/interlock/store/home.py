@@ -402,12 +402,16 @@ def _connected(path: Path, *, patience_s: float) -> SqliteConnection:
 
 
 def _for_journal(connection: SqliteConnection) -> SqliteConnection:
+    # A batch holds a savepoint. The pages that SQLite keeps to return to it would go to a file in a temporary directory
+    # from the ninth on. That costs a third of reserving keys, the directory may be read-only, and nothing of the
+    # database belongs there.
     for pragma in (
         "journal_mode=WAL",
         "synchronous=FULL",
         "foreign_keys=ON",
         "trusted_schema=OFF",
         _REPLACING,
+        "temp_store=MEMORY",
         f"journal_size_limit={LOG_BYTES}",
     ):
         _persist(connection, f"PRAGMA {pragma}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from interlock.core.expressions import expression
@@ -64,8 +65,12 @@ def claims(text: str) -> bool:
     return text[2:3] == "-" and _CLAIM.match(text) is not None
 
 
+@lru_cache(maxsize=32)
 def read(text: str) -> Position | None:
-    """Parse a traceparent and the state after it; None if it cannot be read."""
+    """Parse a traceparent and the state after it; None if it cannot be read.
+
+    The endpoint reads it to see whether it can be read, and the gateway a moment later for the position.
+    """
     traceparent, _, state = text.partition(" ")
     match = _TRACEPARENT.match(traceparent) if len(traceparent) <= _LONGEST else None
     if match is None or (match[4] is not None and traceparent.startswith("00")):

@@ -180,23 +180,34 @@ class ChangeReader:
 
         Waits for a read that is under way on the thread. Calls begin with this, before they use caches.
         """
-        if self._monotonic() >= self.fresh_until:
+        if self._monotonic() < self.fresh_until:
+            return
+        if self._far_and_unread():
+            self.hurry()
+            await self.look()
+        else:
             await self._wait_for(self.try_catch_up)
 
     def catch_up(self) -> None:
         """The same for caches that cannot wait: E3801 while the thread reads, if what is known is too old."""
-        if not self.try_catch_up():
+        if not self._try_catch_up(here=self._home.near or self._far_and_unread()):
             raise _unanswered()
 
     def try_catch_up(self) -> bool:
-        """The same. False while the thread reads, if what is known is too old: `caught_up` waits for it."""
+        """The same. False if what is known is too old and cannot be read at once: `caught_up` waits for it."""
+        return self._try_catch_up(here=self._home.near)
+
+    def _far_and_unread(self) -> bool:
+        """Whether nothing is known yet, or a cache was added since, and the database is on another machine."""
+        return not self._home.near and (self._thread is None or self._read_at == _NEVER)
+
+    def _try_catch_up(self, *, here: bool) -> bool:
         self.hurry()
         now = self._monotonic()
         known = now - self._read_at < self._max_stale_s
         read, failure = None, None
         # While the thread reads, what is known is good enough for a little longer. A database on another machine may
-        # not answer for a while, so only the thread waits for it, once it has read what there is.
-        here = self._home.near or self._thread is None or self._read_at == _NEVER
+        # not answer for a while, so only threads wait for it, unless a cache that cannot wait has nothing yet.
         if here and self._lock.acquire(blocking=False):
             try:
                 read = self._read()

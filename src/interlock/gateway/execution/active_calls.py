@@ -9,15 +9,12 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from interlock.call.phases import Call, Why
 from interlock.core.errors import Failure
 from interlock.store import records
 from interlock.store.started_reads import StartedReads
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger("interlock.gateway")
 

@@ -17,8 +17,9 @@ import click
 
 from interlock._version import __version__
 from interlock.call.endpoints import ENDPOINTS, addresses, default_ports
-from interlock.cli.command import TOKEN, Output, refuse_token, without_home
+from interlock.cli.command import TOKEN, refuse_token, without_home
 from interlock.cli.environment import clear_credentials
+from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     import asyncio

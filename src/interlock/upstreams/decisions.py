@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from interlock.call.connector import Discovered
-from interlock.contract.declare import Tool, without_function
+from interlock.contract.declare import Tool
 from interlock.contract.manifest import Manifest
+from interlock.contract.manifest_tools import without_function
 from interlock.contract.wire_names import shortened
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS

@@ -25,8 +25,9 @@ from interlock.settings import Settings
 from interlock.store import administration
 from interlock.store.administration import administered
 from interlock.store.connection import SqliteConnection
-from interlock.store.home import LOG_BYTES, Home
+from interlock.store.home import Home
 from interlock.store.homes import home_at
+from interlock.store.journal_connection import LOG_BYTES
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from tests.support.chains import echo

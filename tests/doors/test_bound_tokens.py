@@ -116,7 +116,7 @@ async def world(home: Path) -> AsyncGenerator[World]:
         async with (
             serving(Service(app), Listening(port=0, ports={"grpc": 0})) as server,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=30) as http,
-            grpc.aio.insecure_channel(f"127.0.0.1:{server.ports["grpc"]}") as channel,
+            grpc.aio.insecure_channel(f"127.0.0.1:{server.ports['grpc']}") as channel,
         ):
             yield World(app, http, GatewayStub(channel), f"http://127.0.0.1:{server.port}", tokens)
 

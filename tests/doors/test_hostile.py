@@ -328,7 +328,7 @@ async def test_ending_waits_for_calls_and_not_for_whoever_listens_or_dawdles(hom
         assert b"200" in await stream.reader.readline()
         listening = await here.raw(_listen(here))
         assert b"200" in await listening.reader.readline()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{here.server.ports["grpc"]}") as channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{here.server.ports['grpc']}") as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             watching = stub.Watch(health_pb2.HealthCheckRequest())
             await watching.read()

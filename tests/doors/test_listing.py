@@ -236,7 +236,7 @@ async def test_every_door_tells_the_same(app: Interlock) -> None:
     async with (
         serving(Service(app), Listening(port=0, ports={"grpc": 0})) as server,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=30, headers=head) as http,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.ports["grpc"]}") as channel,
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.ports['grpc']}") as channel,
     ):
         stub = GatewayStub(channel)
 

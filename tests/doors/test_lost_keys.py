@@ -71,7 +71,7 @@ async def test_a_server_that_lost_its_keys_answers_503_at_every_door(
                 # An error of JSON-RPC is in the body, whatever it is.
                 assert answer.status_code == (200 if answer.url.path == "/rpc" else 503), (answer.url, answer.text)
                 assert all(word in answer.text for word in words), answer.text
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.ports["grpc"]}") as channel:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.ports['grpc']}") as channel:
                 request = wire.InvokeRequest(tool_id="demo.add", arguments_json=b"{}")
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await GatewayStub(channel).Invoke(request, metadata=(("authorization", f"Bearer {token}"),))

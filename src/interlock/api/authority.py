@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from interlock.api.backends import engine, secret_source
+from interlock.api.followed_config import follow
 from interlock.api.messages import Messages
-from interlock.api.shared_config import follow
 from interlock.authority.identities import DidRegistry, LocalIdentities
 from interlock.authority.keys import IssuerKeys, TrustedIssuer, TrustedIssuers
 from interlock.authority.policy import Policies

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from interlock.audit import agreement, outcomes
-from interlock.core.clock import iso
+from interlock.core.clock import END_MS, iso
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.store import last_head, layout, verify_reads
@@ -49,8 +49,6 @@ MAX_FAULTS = 20
 _PROGRESS_EVERY = verify_reads.AT_A_TIME * 500
 # Anchors that a crash kept from the file were made shortly before it.
 _LOST_AT_ONCE_MS = 600_000
-# Times are below this, some thousand years from now; later ones come from no clock and no calendar can show them.
-END_MS = 10**14
 
 
 @dataclass(frozen=True, slots=True)

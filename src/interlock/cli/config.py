@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
-    from interlock.store.shared_config import SharedConfig
+    from interlock.store.shared_version import SharedConfig
 
 Json = dict[str, Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -18,7 +18,7 @@ import click
 from interlock._version import __version__
 from interlock.call.endpoints import ENDPOINTS, addresses, default_ports
 from interlock.cli.command import TOKEN, refuse_token, without_home
-from interlock.cli.environment import clear_credentials
+from interlock.cli.environment import prepare_server
 from interlock.cli.output import Output
 
 if TYPE_CHECKING:
@@ -142,8 +142,6 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
     from interlock.core.errors import Failure
     from interlock.doors.listening import Listening
     from interlock.doors.server import serving
-    from interlock.privacy.redact import safe_log
-    from interlock.telemetry.logs import configure
 
     listening = Listening(
         host=given["host"],
@@ -157,8 +155,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
     )
     ended = _on_signals()
     async with Interlock.open(out.session.path, resume_approved=True) as app:
-        clear_credentials(app.settings)
-        configure(app.settings.log_format, app.settings.log_level, redact=lambda text: safe_log(app.redactor, text))
+        prepare_server(app)
         await _prepare(app, given)
         app.warm_up()
         async with serving(Service(app), listening) as server:
@@ -247,14 +244,11 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
     from interlock.core.errors import Failure
     from interlock.doors.listening import DRAIN_S
     from interlock.doors.opening import open_stdio
-    from interlock.privacy.redact import safe_log
-    from interlock.telemetry.logs import configure
 
     token = os.environ.get(TOKEN)
     ended = _on_signals()
     async with Interlock.open(out.session.path, resume_approved=True) as app:
-        clear_credentials(app.settings)
-        configure(app.settings.log_format, app.settings.log_level, redact=lambda text: safe_log(app.redactor, text))
+        prepare_server(app)
         # Stdout is the client's from the first byte, also while modules with tools are loaded.
         with Output(as_json=True, session=out.session).reserved():
             await _prepare(app, given)

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from interlock import Failure, Field, Interlock, tool
 from interlock.audit import retention
-from interlock.audit.chain import ChainVerdict, verify
+from interlock.audit.chain import verify
+from interlock.audit.chain_verdict import ChainVerdict
 from interlock.audit.retention import Segment, Terms, expire_payloads, purge
 from interlock.settings import Settings
 from interlock.store import administration

@@ -35,7 +35,7 @@ _PORT = click.IntRange(0, 65535)
 _DELAY = "Behind a load balancer: after SIGTERM, go on serving for so long while /ready says no."
 
 
-def _ports(command: Callable[..., int]) -> Callable[..., int]:
+def _ports(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options for the HTTP port, and for the port of each endpoint that has its own."""
     own = {name: ENDPOINTS[name].label for name in default_ports()}
     for name, label in reversed(own.items()):

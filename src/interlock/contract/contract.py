@@ -127,8 +127,9 @@ class Contract:
     def tolerates_off_schema(self) -> bool:
         """Whether a result of an upstream that does not fit the schema is passed on with a warning."""
         execution = self.manifest.execution
-        of_upstream = execution is not None and self.manifest.runs_as.of_upstream
-        return of_upstream and execution.native.get("off_schema") == "warn"
+        if execution is None or not self.manifest.runs_as.of_upstream:
+            return False
+        return execution.native.get("off_schema") == "warn"
 
     @cached_property
     def delivers(self) -> Json:

@@ -321,11 +321,10 @@ def _serve(home: str, told: Any) -> None:
                 await app.identities.register(Identity(did=f"did:web:{name}.example", name=name), by="bench")
                 grants = [ToolGrant("siege.*")]
                 tokens.append(await app.tokens.issue(subject=f"did:web:{name}.example", tools=grants, by=app.caller))
-            async with serving(Service(app), Listening(port=0, grpc_port=0)) as server:
+            async with serving(Service(app), Listening(port=0, ports={"grpc": 0})) as server:
                 await server.warm()
                 exempt_loaded_modules()
-                assert server.grpc_port is not None
-                told.send((Target(server.port, server.grpc_port, home), tokens))
+                told.send((Target(server.port, server.ports["grpc"], home), tokens))
                 await asyncio.Event().wait()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as `interlock serve` has it

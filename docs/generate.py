@@ -223,6 +223,9 @@ def _kind(annotation: Any, *, many: bool = False) -> str:
     """A type in words; of several, if it is what a list holds."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
+        stated = next((one.json_schema for one in arguments[1:] if isinstance(one, pydantic.WithJsonSchema)), None)
+        if choices := (stated or {}).get("enum"):
+            return " or ".join(f"`{choice}`" for choice in choices)
         return _kind(arguments[0], many=many)
     if origin is tuple:
         return f"list of {_kind(arguments[0], many=True)}"

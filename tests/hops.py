@@ -82,7 +82,7 @@ async def _least(tool: str, arguments: Callable[[int], dict[str, Any]]) -> Trace
             await interlock.identities.register(Identity(did=did_of("ann"), name="ann", kind="human"), by="test")
             tools = [ToolGrant("*")]
             token = await interlock.tokens.issue(subject=did_of("ann"), tools=tools, by=interlock.caller)
-            async with serving(Service(interlock), Listening(port=0, grpc_port=None)) as server:
+            async with serving(Service(interlock), Listening(port=0, ports={})) as server:
                 reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
                 client = _Client(reader, writer, token, tool)
                 for turn in range(WARM_UP):

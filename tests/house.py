@@ -141,6 +141,42 @@ def cycles(*, typed: bool = False) -> list[list[str]]:
     return found
 
 
+def is_within(name: str, package: str) -> bool:
+    """Whether a module is a package or one of its modules."""
+    return name == package or name.startswith(f"{package}.")
+
+
+def reached_from(names: Iterable[str]) -> set[str]:
+    """The modules that some modules import, and all that these import in turn."""
+    reached: set[str] = set()
+    pending = list(names)
+    while pending:
+        new = imports(modules()[pending.pop()], lazily=True) - reached
+        reached |= new
+        pending += new
+    return reached
+
+
+def comparisons_with(attribute: str, names: Iterable[str]) -> list[str]:
+    """The comparisons of an attribute, or of a variable or key of its name, with one of some names."""
+    names = frozenset(names)
+    found: list[str] = []
+    for module in modules().values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Compare):
+                sides = (node.left, *node.comparators)
+                constants = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
+                if constants & names and any(_is_named(side, attribute) for side in sides):
+                    found.append(f"{module.name}:{node.lineno}")
+    return found
+
+
+def _is_named(node: ast.expr, name: str) -> bool:
+    """Whether an expression is a variable, attribute or key with a name: `door`, `x.door`, `x["door"]`."""
+    text = ast.unparse(node).replace(".get('", "['").replace("')", "']").replace("['", ".").replace("']", "")
+    return text == name or text.endswith(f".{name}")
+
+
 def fan_out() -> dict[str, int]:
     """Return how many of our modules each module imports, the largest number first."""
     counted = {name: len(imports(one, lazily=True)) for name, one in modules().items()}

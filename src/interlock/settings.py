@@ -14,9 +14,11 @@ from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import pydantic
+from pydantic_core import PydanticCustomError
 
 from interlock.call.allowances import Budget, LoopLimits, Prices, RateLimit
 from interlock.call.channels import Channel
+from interlock.call.endpoints import listing_tools
 from interlock.call.surface_rules import Excluded, ModelRule, Pinned
 from interlock.contract.manifest import Approval, BreakerRule, NetworkPolicy
 from interlock.core.errors import Failure
@@ -24,6 +26,19 @@ from interlock.data import addresses
 from interlock.data.bounds import MOST_REQUEST_VALUES
 from interlock.data.documents import Malformed, read_json
 from interlock.privacy.configured import inline_secrets
+
+
+def _known_endpoint(name: Any) -> Any:
+    if name in listing_tools():
+        return name
+    *first, last = (repr(one) for one in listing_tools())
+    raise PydanticCustomError("literal_error", "Input should be {known}", {"known": f"{', '.join(first)} or {last}"})
+
+
+# The name of an endpoint where callers list tools.
+ListingEndpoint = Annotated[
+    str, pydantic.BeforeValidator(_known_endpoint), pydantic.WithJsonSchema({"type": "string", "enum": listing_tools()})
+]
 
 
 class SelectionRule(pydantic.BaseModel):
@@ -373,7 +388,7 @@ class Settings(pydantic.BaseModel):
         " load_tools, pinned and loaded tools. auto: all, as long as there are no more than surface_most",
     )
     surface_most: int = pydantic.Field(100, ge=1, le=10_000, description="see surface")
-    surface_doors: tuple[Literal["mcp", "rest", "jsonrpc", "grpc"], ...] = pydantic.Field(
+    surface_doors: tuple[ListingEndpoint, ...] = pydantic.Field(
         ("mcp",), description="the endpoints where surface counts. At the others callers list and call all their tools"
     )
     surface_pinned: tuple[Pinned, ...] = pydantic.Field(

@@ -228,8 +228,8 @@ def _is_passing(contract: Contract, result: Result) -> bool:
 
     The call has been tried several times by then, as its contract says.
     """
-    failure, execution = result.error, contract.manifest.execution
-    if failure is None or contract.mutation.writes or execution is None or execution.kind != "upstream":
+    failure = result.error
+    if failure is None or contract.mutation.writes or not contract.manifest.runs_as.of_upstream:
         return False
     return failure.retryable and failure.code in _PASSING
 

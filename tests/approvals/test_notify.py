@@ -26,8 +26,8 @@ from interlock.call.channels import Channel
 from interlock.core.errors import Failure
 from interlock.core.supervise import Supervisor
 from interlock.store import tables
-from interlock.store.home import Instance
 from interlock.store.homes import home_at
+from interlock.store.instance import Instance
 from interlock.store.journal import Journal
 from interlock.store.port import Transaction
 from interlock.store.sealing import Box

@@ -13,7 +13,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from interlock.audit.chain import ChainVerdict, verify
+from interlock.audit.chain import verify
+from interlock.audit.chain_verdict import ChainVerdict
 from interlock.audit.retention import purge
 from interlock.settings import Settings
 from interlock.store.connection import SqliteConnection

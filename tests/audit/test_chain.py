@@ -21,7 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
-from interlock.audit.chain import MAX_FAULTS, ChainVerdict, verify
+from interlock.audit.chain import verify
+from interlock.audit.chain_verdict import MAX_FAULTS, ChainVerdict
 from interlock.audit.retention import purge
 from interlock.core.clock import Clock
 from interlock.data.canonical import digest

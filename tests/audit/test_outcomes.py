@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from interlock import Effect, Interlock, Preview, tool
 from interlock.audit import outcomes
-from interlock.audit.chain import ChainVerdict, verify
+from interlock.audit.chain import verify
+from interlock.audit.chain_verdict import ChainVerdict
 from interlock.audit.retention import purge
 from interlock.settings import Settings
 from interlock.store.backup import copied

@@ -19,14 +19,16 @@ from hypothesis import strategies as st
 
 from interlock import Failure, Field, Interlock, tool
 from interlock.audit import retention
-from interlock.audit.chain import ChainVerdict, verify
+from interlock.audit.chain import verify
+from interlock.audit.chain_verdict import ChainVerdict
 from interlock.audit.retention import Segment, Terms, expire_payloads, purge
 from interlock.settings import Settings
 from interlock.store import administration
 from interlock.store.administration import administered
 from interlock.store.connection import SqliteConnection
-from interlock.store.home import LOG_BYTES, Home
+from interlock.store.home import Home
 from interlock.store.homes import home_at
+from interlock.store.journal_connection import LOG_BYTES
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from tests.support.chains import echo

@@ -11,7 +11,8 @@ import pytest
 from interlock.authority.delegation import delegate_offline
 from interlock.authority.dids import DidResolver, keys_within, make_did_key, read_document, to_multibase, web_address
 from interlock.authority.identities import Identity
-from interlock.authority.keys import PublicKey, fetch_json, make_private, to_jwk
+from interlock.authority.keys import PublicKey, make_private, to_jwk
+from interlock.authority.trusted_issuers import fetch_json
 from interlock.core.errors import Failure
 from interlock.testing import FakeClock
 from tests.support.identities import HELPER, private_key

@@ -20,9 +20,9 @@ import pytest
 
 from interlock.approvals.services import DeliveryOutcome
 from interlock.approvals.webhook import Webhooks
-from interlock.authority import keys
-from interlock.authority.keys import fetch_json
+from interlock.authority import keys, trusted_issuers
 from interlock.authority.remote import Remote
+from interlock.authority.trusted_issuers import fetch_json
 from interlock.authority.vault import Vault
 from interlock.core.errors import Failure
 from interlock.net import addresses
@@ -51,7 +51,7 @@ async def engine(port: int, timeout_s: float, _: Path) -> AsyncGenerator[Ask]:
 
 @asynccontextmanager
 async def key_set(port: int, timeout_s: float, _: Path) -> AsyncGenerator[Ask]:
-    kept, keys.FETCH_S = keys.FETCH_S, timeout_s
+    kept, trusted_issuers.FETCH_S = trusted_issuers.FETCH_S, timeout_s
 
     async def fetch() -> Any:
         return keys.read_jwks(await fetch_json(f"http://127.0.0.1:{port}/jwks", loopback_http=True))
@@ -59,7 +59,7 @@ async def key_set(port: int, timeout_s: float, _: Path) -> AsyncGenerator[Ask]:
     try:
         yield fetch
     finally:
-        keys.FETCH_S = kept
+        trusted_issuers.FETCH_S = kept
 
 
 @asynccontextmanager

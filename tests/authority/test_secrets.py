@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from interlock import Clock, Failure
 from interlock.authority import secrets as module
 from interlock.authority.secrets import Credential, Lease, Secrets, open_lease
-from interlock.cli.command import Session
+from interlock.cli.output import Session
 from interlock.cli.secrets import secrets
 from interlock.privacy.scrub import holds, scrub
 from interlock.store import sealing

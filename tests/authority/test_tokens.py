@@ -18,18 +18,9 @@ import pytest
 
 from interlock.authority.identities import DidRegistry, Identity
 from interlock.authority.jws import LARGEST
-from interlock.authority.keys import (
-    FetchedKeys,
-    IssuerKeys,
-    PublicKey,
-    TrustedIssuer,
-    TrustedIssuers,
-    algorithm_of,
-    make_private,
-    thumbprint,
-    to_jwk,
-)
+from interlock.authority.keys import IssuerKeys, PublicKey, algorithm_of, make_private, thumbprint, to_jwk
 from interlock.authority.tokens import Tokens
+from interlock.authority.trusted_issuers import FetchedKeys, TrustedIssuer, TrustedIssuers
 from interlock.call.capability import ToolGrant
 from interlock.call.context import Caller
 from interlock.core.errors import Failure

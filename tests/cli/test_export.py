@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.audit.chain import SignedHead
 from interlock.audit.exported import line_of, verify_export
 from interlock.audit.retention import purge
 from interlock.core.clock import Clock
 from interlock.settings import load_settings
 from interlock.store.homes import home_at
+from interlock.store.last_head import SignedHead
 from interlock.store.signing import Signer
 from tests.support.cli import Cli
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from interlock.store.home import Home, Instance
+from interlock.store.home import Home
+from interlock.store.instance import Instance
 from interlock.store.schema_version import SCHEMA_HEAD
 from tests.support.cli import Cli
 from tests.support.older import OLDER, RUNNING, schema, set_back

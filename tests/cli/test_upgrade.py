@@ -12,7 +12,8 @@ from contextlib import closing
 import pytest
 
 from interlock.api.doctor import examine
-from interlock.store.home import Home, Instance
+from interlock.store.home import Home
+from interlock.store.instance import Instance
 from interlock.store.schema_version import SCHEMA_HEAD
 from tests.support.cli import INTERLOCK, Cli
 from tests.support.older import OLDER, RUNNING, schema, set_back

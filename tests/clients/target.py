@@ -48,7 +48,7 @@ async def opened(folder: Path) -> AsyncGenerator[tuple[Interlock, Target]]:
         }
         await Upstreams(app, on_machine=True).add("asks", "mcp", config, by=app.caller, overlay=OVERLAY)
         issued = await Tokens(app).issue(by=app.caller, agent="client", tools=["*"])
-        async with serving(Service(app), Listening(port=0, grpc_port=None)) as server:
+        async with serving(Service(app), Listening(port=0, ports={})) as server:
             command = [*forked.python(), "-m", "interlock.cli", "--home", str(home), "serve", "--stdio"]
             url = f"http://127.0.0.1:{server.port}/mcp"
             reviewing = asyncio.create_task(_agree_to_all(app))

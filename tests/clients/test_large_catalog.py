@@ -63,7 +63,7 @@ async def target(
     async with Interlock.open(home, housekeeping=False) as app:
         await app.add_from(str(Path(__file__).with_name("tools.py")))
         await _fill(app)
-        async with serving(Service(app), Listening(port=0, grpc_port=None)) as server:
+        async with serving(Service(app), Listening(port=0, ports={})) as server:
             command = [*forked.python(), "-m", "interlock.cli", "--home", str(home), "serve", "--stdio"]
             yield app, Target(f"http://127.0.0.1:{server.port}/mcp", "", command, "")
 

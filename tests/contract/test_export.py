@@ -11,8 +11,9 @@ from interlock import Interlock, demo_tools, tool
 from interlock.authority.policy import Question
 from interlock.call.prepared import Prepared
 from interlock.contract.contract import contract_of
-from interlock.contract.declare import from_manifest, tools_in
+from interlock.contract.declare import tools_in
 from interlock.contract.manifest import NetworkPolicy, parse_manifest
+from interlock.contract.manifest_tools import from_manifest
 from interlock.contract.standard import ToolDeclaration, ToolInterface
 from interlock.contract.standard.export import declaration, execution_profile, interface, permission_profile
 from interlock.data.schema import Json

@@ -114,9 +114,9 @@ async def world(home: Path) -> AsyncGenerator[World]:
             for name, given in {"whole": {}, "enough": WIDE_ENOUGH, **NARROWED}.items()
         }
         async with (
-            serving(Service(app), Listening(port=0, grpc_port=0)) as server,
+            serving(Service(app), Listening(port=0, ports={"grpc": 0})) as server,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=30) as http,
-            grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+            grpc.aio.insecure_channel(f"127.0.0.1:{server.ports['grpc']}") as channel,
         ):
             yield World(app, http, GatewayStub(channel), f"http://127.0.0.1:{server.port}", tokens)
 

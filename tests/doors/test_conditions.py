@@ -18,8 +18,8 @@ import pytest_asyncio
 from interlock import Context, Failure, Interlock, tool
 from interlock.authority.secrets import Secrets
 from interlock.authority.vault import Vault
-from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import TimeoutClass, parse_manifest
+from interlock.contract.manifest_tools import from_manifest
 from interlock.core.errors import CODES
 from interlock.http import asgi, connection
 from interlock.registry.source import load

@@ -67,7 +67,7 @@ async def _ended(asking: Awaitable[httpx.Response]) -> httpx.Response:
 async def test_callers_that_are_cut_off_at_the_end_get_the_envelope(home: Path, door: str, way: str) -> None:
     path, body, headers = REQUESTS[door]
     begun[:] = [asyncio.Event()]
-    listening = LOOPBACK if way == "hurried" else Listening(port=0, grpc_port=None, drain_s=1)
+    listening = LOOPBACK if way == "hurried" else Listening(port=0, ports={}, drain_s=1)
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         async with place(home, listening) as here:
             await admit(here.app, waits)

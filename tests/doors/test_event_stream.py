@@ -105,7 +105,7 @@ async def place(tmp_path: Path, *scopes: str) -> AsyncGenerator[Place]:
         await app.identities.register(Identity(did=did_of("ops"), name="ops"), by="test")
         token = await app.tokens.issue(subject=did_of("ops"), tools=[ToolGrant("*")], scopes=scopes, by=app.caller)
         async with (
-            serving(Service(app), Listening(port=0, grpc_port=None)) as server,
+            serving(Service(app), Listening(port=0, ports={})) as server,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client,
         ):
             yield Place(app, client, token)

@@ -312,7 +312,7 @@ async def test_ending_waits_for_calls_and_not_for_whoever_listens_or_dawdles(hom
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     sample.world.gate = asyncio.Event()
-    async with place(home, replace(LOOPBACK, grpc_port=0, drain_s=600)) as here:
+    async with place(home, replace(LOOPBACK, ports={"grpc": 0}, drain_s=600)) as here:
         await admit(here.app, stepwise)
         await here.raw(b"")
         await here.raw(head(here, "GET /hea")[:-20])
@@ -328,7 +328,7 @@ async def test_ending_waits_for_calls_and_not_for_whoever_listens_or_dawdles(hom
         assert b"200" in await stream.reader.readline()
         listening = await here.raw(_listen(here))
         assert b"200" in await listening.reader.readline()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{here.server.grpc_port}") as channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{here.server.ports['grpc']}") as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             watching = stub.Watch(health_pb2.HealthCheckRequest())
             await watching.read()

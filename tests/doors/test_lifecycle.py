@@ -606,7 +606,7 @@ ALLOWED = {
     "gateway/results/roll_back.py: f'rollback-{call.id}'",  # undoes what did not verify
     # As a caller would: handing on what a wire says, and derived by the library for whoever asks it to.
     "doors/grpc/messages.py: request.idempotency_key if request.HasField('idempotency_key') else None",
-    "doors/jsonrpc.py: _text(idempotency_key, 'idempotency_key')",
+    "doors/jsonrpc/methods.py: text_in(idempotency_key, 'idempotency_key')",
     "doors/mcp/calling.py: key if isinstance(key, str) else ''",
     "doors/mcp/calling.py: meta.get(_KEY) or wanted.key",
     "gateway/execution/tool_context.py: options.pop('key', None)",

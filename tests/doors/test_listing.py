@@ -234,9 +234,9 @@ async def test_every_door_tells_the_same(app: Interlock) -> None:
     await app.call("li.look", number=-1, caller=caller)
     head = {"authorization": f"Bearer {token}"}
     async with (
-        serving(Service(app), Listening(port=0, grpc_port=0)) as server,
+        serving(Service(app), Listening(port=0, ports={"grpc": 0})) as server,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=30, headers=head) as http,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.ports['grpc']}") as channel,
     ):
         stub = GatewayStub(channel)
 

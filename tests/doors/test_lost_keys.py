@@ -53,7 +53,7 @@ async def test_a_server_that_lost_its_keys_answers_503_at_every_door(
         app.issuer_keys.init("EdDSA")
         await app.identities.register(Identity(did=did_of("ann"), name="ann", kind="human"), by="test")
         token = await app.tokens.issue(subject=did_of("ann"), by=app.caller)
-        async with serving(Service(app), Listening(port=0, grpc_port=0)) as server:
+        async with serving(Service(app), Listening(port=0, ports={"grpc": 0})) as server:
             lose(home)
             bearer = {"authorization": f"Bearer {token}", "accept": "application/json, text/event-stream"}
             async with httpx.AsyncClient(
@@ -71,7 +71,7 @@ async def test_a_server_that_lost_its_keys_answers_503_at_every_door(
                 # An error of JSON-RPC is in the body, whatever it is.
                 assert answer.status_code == (200 if answer.url.path == "/rpc" else 503), (answer.url, answer.text)
                 assert all(word in answer.text for word in words), answer.text
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.ports['grpc']}") as channel:
                 request = wire.InvokeRequest(tool_id="demo.add", arguments_json=b"{}")
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await GatewayStub(channel).Invoke(request, metadata=(("authorization", f"Bearer {token}"),))

@@ -129,7 +129,7 @@ async def test_metrics_are_for_everybody_on_loopback_and_for_some_on_a_network(h
     async with place(home) as here, httpx.AsyncClient(base_url=here.base) as client:
         assert (await client.get("/metrics")).status_code == 200
         assert (await client.head("/metrics")).status_code == 200
-    public = Listening(host="0.0.0.0", port=0, grpc_port=None, names=("tools.example",))
+    public = Listening(host="0.0.0.0", port=0, ports={}, names=("tools.example",))
     async with place(home, public) as here, httpx.AsyncClient(base_url=here.base) as client:
         assert (await client.get("/metrics")).status_code == 401
         assert (await client.get("/metrics", headers=here.bearer)).status_code == 403

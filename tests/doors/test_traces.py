@@ -141,9 +141,8 @@ async def opened(home: Path, **settings: Any) -> AsyncGenerator[Place]:
             await app.identities.register(Identity(did=did, name=name, tenant=tenant), by="test")
             tokens[name] = await app.tokens.issue(subject=did, tools=[ToolGrant("*")], scopes=scopes, by=app.caller)
         service = Service(app)
-        async with serving(service, Listening(port=0, grpc_port=0)) as server:
-            assert server.grpc_port is not None
-            yield Place(app, service, server.port, server.grpc_port, tokens)
+        async with serving(service, Listening(port=0, ports={"grpc": 0})) as server:
+            yield Place(app, service, server.port, server.ports["grpc"], tokens)
 
 
 @pytest.mark.proves("OBS-01")

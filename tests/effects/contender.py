@@ -8,8 +8,9 @@ import sys
 
 from interlock.core.clock import Clock
 from interlock.effects.locks import LockRequest, Locks
-from interlock.store.home import Home, Instance
+from interlock.store.home import Home
 from interlock.store.homes import home_at
+from interlock.store.instance import Instance
 
 PATIENCE_S = 60.0
 

@@ -122,6 +122,30 @@ async def test_a_manifest_of_a_new_kind_says_nothing_that_its_row_does_not_allow
     assert refused.value.code == "E3105"
 
 
+OF_UPSTREAM: dict[str, Any] = {
+    "mutation_class": "write_irreversible",
+    "effects": [{"resource": "flock:{text}", "operation": "CREATE"}],
+    "previews": True,
+    "idempotency": {"key": "each"},
+}
+
+
+@pytest.mark.parametrize("of_upstream", [True, False])
+@pytest.mark.usefixtures("parrots")
+async def test_the_row_says_whether_an_operator_decides_where_keys_come_from(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_upstream: bool
+) -> None:
+    row = ExecutorKind("parrots", "a parrot", of_upstream=of_upstream)
+    monkeypatch.setattr(executors, "EXECUTORS", {**EXECUTORS, "parrot": row})
+    async with Interlock.open(home) as app:
+        if of_upstream:
+            await app.add_from(_file(tmp_path, **OF_UPSTREAM))
+            assert not (await app.tools.find("parrots.whisper", None, app.caller)).contract.idempotency.key_required
+            return
+        with pytest.raises(Failure, match="except for tools of an upstream, whose operator decides"):
+            await app.add_from(_file(tmp_path, **OF_UPSTREAM))
+
+
 @pytest.mark.parametrize("module", executors.modules())
 def test_every_row_names_a_module_that_makes_an_executor(module: str) -> None:
     assert callable(importlib.import_module(module).make)

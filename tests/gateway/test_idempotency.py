@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from interlock import Caller, Context, Failure, Interlock, Preview, Result
-from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import parse_manifest
+from interlock.contract.manifest_tools import from_manifest
 from interlock.gateway import idempotency
 from interlock.registry.admission import TrialEvidence, publish
 from interlock.registry.catalog import contract_digest

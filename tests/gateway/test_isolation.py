@@ -22,8 +22,8 @@ from interlock.authority.keys import make_private
 from interlock.call.connector import Connector, RemoteCall
 from interlock.call.prepared import Prepared
 from interlock.contract.contract import contract_of
-from interlock.contract.declare import without_function
 from interlock.contract.manifest import ResourceLimits, parse_manifest
+from interlock.contract.manifest_tools import without_function
 from interlock.contract.standard import ExecutionKind, ToolExecutionProfile
 from interlock.contract.standard.export import execution_profile
 from interlock.data.schema import Json

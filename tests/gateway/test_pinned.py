@@ -13,7 +13,7 @@ import pytest
 from interlock import Interlock
 from interlock.api.doctor.tools import check_tools
 from interlock.contract.contract import contract_of
-from interlock.contract.declare import implementation_digest
+from interlock.contract.function_identity import implementation_digest
 from interlock.data.schema import Json
 from interlock.registry.source import load
 from interlock.store.homes import home_at

@@ -334,9 +334,8 @@ async def playing(home: Path) -> AsyncGenerator[Player]:
             "full": full, "narrow": await issue("gold.echo", 86_400), "none": "", "malformed": "not.a.token",
             "forged": full[:-8] + ("AAAAAAAA" if not full.endswith("AAAAAAAA") else "BBBBBBBB"), "expired": expired,
         }  # fmt: skip
-        async with serving(Service(app), Listening(port=0, grpc_port=0)) as server:
-            assert server.grpc_port is not None
-            player = Player(app, clock, server.port, server.grpc_port, tokens)
+        async with serving(Service(app), Listening(port=0, ports={"grpc": 0})) as server:
+            player = Player(app, clock, server.port, server.ports["grpc"], tokens)
             try:
                 yield player
             finally:

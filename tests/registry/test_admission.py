@@ -10,8 +10,8 @@ import pytest
 
 from interlock import Field, Interlock, Tool, tool
 from interlock.api.interlock import Admission
-from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import parse_manifest
+from interlock.contract.manifest_tools import from_manifest
 from interlock.core.errors import Failure
 from interlock.registry import admission
 from interlock.registry.admission import CONJUNCTS, Conjunct, TrialEvidence, examine

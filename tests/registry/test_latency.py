@@ -13,8 +13,9 @@ from interlock import Effect, Interlock, Preview, tool
 from interlock.api import parts
 from interlock.api.doctor import examine
 from interlock.contract.contract import Contract
-from interlock.contract.declare import Tool, from_manifest
+from interlock.contract.declare import Tool
 from interlock.contract.manifest import parse_manifest
+from interlock.contract.manifest_tools import from_manifest
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.latency import ENOUGH
 from interlock.store.homes import home_at

@@ -13,8 +13,8 @@ from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import make_private
 from interlock.call.capability import ToolGrant
-from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import parse_manifest
+from interlock.contract.manifest_tools import from_manifest
 from interlock.core.errors import Failure
 
 

@@ -20,8 +20,8 @@ from interlock.executors.sandbox import frames, root, syscalls
 from interlock.executors.sandbox.cgroups import Cgroups, Counted
 from interlock.executors.sandbox.child import Ended
 from interlock.executors.sandbox.job import MIB, JobOutcome, Limits, PythonJob, Status, failure_of
+from interlock.executors.sandbox.judging import RunEvidence, judge
 from interlock.executors.sandbox.supervisor import Sandbox
-from interlock.executors.sandbox.watch import RunEvidence, judge
 from tests.support.sandboxes import has_cgroups
 
 CODES: dict[Status, str] = {

@@ -16,7 +16,7 @@ from bench.search import selection_table
 from interlock import Interlock
 from interlock.api.evaluating import evaluate, evaluate_journal, tasks_of
 from interlock.api.learning import match
-from interlock.api.selection import Selection
+from interlock.api.selection_results import Selection
 from interlock.call.capability import ToolGrant
 from interlock.call.context import Caller
 from interlock.core.errors import Failure

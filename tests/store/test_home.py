@@ -25,8 +25,10 @@ from interlock.core.clock import Clock
 from interlock.settings import load_settings
 from interlock.store import migration
 from interlock.store.anchors import ANCHOR_AFTER_S
-from interlock.store.home import Home, Instance, connect
+from interlock.store.home import Home
+from interlock.store.instance import Instance
 from interlock.store.journal import Journal
+from interlock.store.journal_connection import connect
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from tests import sample

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from interlock import Context, Effect, Field, Interlock, Preview, tool
-from interlock.audit.chain import ChainVerdict, verify
+from interlock.audit.chain import verify
+from interlock.audit.chain_verdict import ChainVerdict
 from interlock.store.connection import SqliteConnection
 from interlock.store.home import Home
 from interlock.store.homes import home_at

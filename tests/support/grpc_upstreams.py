@@ -8,7 +8,8 @@ from typing import Any
 
 from interlock.call.connector import Definition
 from interlock.core.clock import Clock
-from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
+from interlock.upstreams.grpc import GrpcUpstream
+from interlock.upstreams.grpc_config import GrpcConfig
 from tests.upstreams.servers import Pauses
 
 

@@ -18,7 +18,7 @@ from interlock.doors.server import Listening, Server, serving
 from tests.sample import TOOLS
 from tests.support.identities import did_of
 
-LOOPBACK = Listening(port=0, grpc_port=None)
+LOOPBACK = Listening(port=0, ports={})
 
 
 class Peer(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from interlock import Tool
-from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import parse_manifest
+from interlock.contract.manifest_tools import from_manifest
 
 Json = dict[str, Any]
 GUIDE = "https://example.com/to-2"

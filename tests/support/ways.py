@@ -244,9 +244,8 @@ W = TypeVar("W", bound=Ways)
 @asynccontextmanager
 async def served(app: Interlock, tokens: dict[str, str], kind: Callable[..., W] = Ways) -> AsyncGenerator[W]:
     """A server over an open home, and every way in to it."""
-    async with serving(Service(app), Listening(port=0, grpc_port=0)) as server:
-        assert server.grpc_port is not None
-        ways = kind(app, f"http://127.0.0.1:{server.port}", server.grpc_port, tokens)
+    async with serving(Service(app), Listening(port=0, ports={"grpc": 0})) as server:
+        ways = kind(app, f"http://127.0.0.1:{server.port}", server.ports["grpc"], tokens)
         try:
             yield ways
         finally:

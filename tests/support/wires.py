@@ -237,9 +237,8 @@ async def wired(app: Interlock) -> AsyncGenerator[Wires]:
     await app.identities.register(Identity(did=did_of("bot"), name="bot", kind="agent", trust=80), by="test")
     token = await app.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], by=app.caller)
     service = Service(app)
-    async with serving(service, Listening(port=0, grpc_port=0)) as server:
-        assert server.grpc_port is not None
-        wires = Wires(app, service, server.port, server.grpc_port, token)
+    async with serving(service, Listening(port=0, ports={"grpc": 0})) as server:
+        wires = Wires(app, service, server.port, server.ports["grpc"], token)
         try:
             yield wires
         finally:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from interlock import Interlock
 from interlock.call.connector import Discovered, RemoteCall
-from interlock.contract.declare import without_function
 from interlock.contract.manifest import parse_manifest
+from interlock.contract.manifest_tools import without_function
 from interlock.data.schema import Json
 from interlock.telemetry import w3c
 from interlock.telemetry.w3c import Position

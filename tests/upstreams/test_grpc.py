@@ -19,7 +19,8 @@ from interlock.core.errors import Failure
 from interlock.data.schema import Json, Schema
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
-from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
+from interlock.upstreams.grpc import GrpcUpstream
+from interlock.upstreams.grpc_config import GrpcConfig
 from interlock.upstreams.protobuf import definitions
 from tests.support.grpc_upstreams import found_in, upstream
 from tests.support.wires import WIRES, opened

@@ -28,11 +28,13 @@ from interlock.data.schema import Json
 from interlock.testing import FakeClock
 from interlock.upstreams import manifests
 from interlock.upstreams.discovery import MAX_TOOLS
-from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
+from interlock.upstreams.grpc import GrpcUpstream
+from interlock.upstreams.grpc_config import GrpcConfig
 from interlock.upstreams.http import HttpUpstream
 from interlock.upstreams.http_requests import HttpConfig
 from interlock.upstreams.manifests import MOST_PARTS
-from interlock.upstreams.websocket import WebSocketConfig, WebSocketUpstream
+from interlock.upstreams.websocket import WebSocketUpstream
+from interlock.upstreams.websocket_config import WebSocketConfig
 from tests.support.calls import until
 from tests.support.http_upstreams import ONE_THING, upstream
 from tests.support.upstreams import Scripted, definition, opened, states

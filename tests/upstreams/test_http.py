@@ -26,7 +26,7 @@ from interlock.data.schema import Json
 from interlock.upstreams import openapi, wire
 from interlock.upstreams.http_requests import HttpConfig, build
 from interlock.upstreams.mcp.config import McpConfig
-from interlock.upstreams.websocket import WebSocketConfig
+from interlock.upstreams.websocket_config import WebSocketConfig
 from tests.support.http_upstreams import READ, WRITE, failure_of, upstream
 from tests.upstreams.servers import (
     TRACEPARENT,

@@ -25,7 +25,8 @@ from interlock.data.schema import Json
 from interlock.upstreams import wire
 from interlock.upstreams.remote_config import Look
 from interlock.upstreams.response_limits import BURST, Allowance, Intake, addressee, decoded, more_values
-from interlock.upstreams.websocket import WebSocketConfig, WebSocketUpstream
+from interlock.upstreams.websocket import WebSocketUpstream
+from interlock.upstreams.websocket_config import WebSocketConfig
 from tests.support import grpc_upstreams, http_upstreams
 from tests.thorough import examples
 from tests.upstreams.hostile import HELD_S, flood, loop_is_free, raw_server, read_head, text_frame, websocket_accept

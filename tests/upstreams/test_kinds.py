@@ -15,17 +15,21 @@ from click.testing import CliRunner
 
 from interlock.api.interlock import Interlock
 from interlock.api.offers import Offers
+from interlock.api.upstreams import Upstreams, addable_kinds
 from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.cli.upstream import add
+from interlock.contract import upstream_kinds
+from interlock.contract.upstream_kinds import KINDS, UpstreamKind
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.upstreams import kinds
 from interlock.upstreams.configuration import read_config
-from interlock.upstreams.kinds import KINDS, Kind, Site
+from interlock.upstreams.kinds import Site
 
 
 class ParrotConfig(pydantic.BaseModel, extra="forbid"):
     greeting: str
+    # A file of this machine.
+    perch: str = ""
 
 
 class Parrot:
@@ -54,6 +58,9 @@ class Parrot:
     async def close(self) -> None: ...
 
 
+PARROT = UpstreamKind("parrots", "A parrot that a file configures.", on_machine=frozenset(("perch",)))
+
+
 @pytest.fixture
 def _parrots(monkeypatch: pytest.MonkeyPatch) -> None:
     def make(name: str, config: Json, site: Site) -> Parrot:
@@ -62,7 +69,7 @@ def _parrots(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("parrots")
     vars(module)["make"] = make
     monkeypatch.setitem(sys.modules, "parrots", module)
-    monkeypatch.setattr(kinds, "KINDS", {**KINDS, "parrot": Kind("parrots", "A parrot that a file configures.")})
+    monkeypatch.setattr(upstream_kinds, "KINDS", {**KINDS, "parrot": PARROT})
 
 
 @pytest.mark.usefixtures("_parrots")
@@ -74,6 +81,18 @@ async def test_a_module_and_a_row_are_a_new_kind_of_upstream(home: Path) -> None
         report = await app.upstreams.add("polly", "parrot", {"greeting": "Ahoy"}, by=app.caller, overlay=reads)
         assert [(one.name, one.state) for one in report.tools] == [("say", "admitted")]
         assert (await app.call("polly.say", text="there")).unwrap() == "Ahoy there"
+
+
+@pytest.mark.usefixtures("_parrots")
+async def test_an_endpoint_refuses_what_the_row_of_a_kind_says_is_on_the_machine(home: Path) -> None:
+    config = {"greeting": "Ahoy", "perch": "/etc/perch"}
+    async with Interlock.open(home) as app:
+        from_afar, here = Upstreams(app), Upstreams(app, on_machine=True)
+        with pytest.raises(Failure, match="`perch` reaches into this machine") as refused:
+            await from_afar.add("polly", "parrot", config, by=app.caller)
+        assert refused.value.code == "E3206"
+        assert (await here.preview("polly", "parrot", config, by=app.caller))["tools"]
+        assert addable_kinds()[-1] == "parrot"
 
 
 class Song:
@@ -95,8 +114,8 @@ async def test_resources_of_a_kind_are_offered_if_its_row_says_so(home: Path, mo
         await app.upstreams.add("polly", "parrot", {"greeting": "Ahoy"}, by=app.caller, overlay=reads)
         offers = Offers(app, app.tools, lambda _: None)
         assert await offers.resources(app.caller) == []
-        singing = Kind("parrots", "A parrot that a file configures.", offers_content=True)
-        monkeypatch.setattr(kinds, "KINDS", {**KINDS, "parrot": singing})
+        singing = UpstreamKind("parrots", "A parrot that a file configures.", offers_content=True)
+        monkeypatch.setattr(upstream_kinds, "KINDS", {**KINDS, "parrot": singing})
         assert await offers.resources(app.caller) == [{"uri": "upstream:polly:song:1", "name": "shanty"}]
 
 

@@ -17,7 +17,8 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.testing import FakeClock
-from interlock.upstreams.websocket import WebSocketConfig, WebSocketUpstream
+from interlock.upstreams.websocket import WebSocketUpstream
+from interlock.upstreams.websocket_config import WebSocketConfig
 from tests.upstreams.servers import (
     TRACEPARENT,
     Pauses,

@@ -47,7 +47,7 @@ class Admissions:
 
     async def lift_quarantine(self, tool: str, *, reason: str, by: Caller) -> None:
         """Release a version from quarantine. On record with the reason."""
-        from interlock.api.registration import lift_quarantine
+        from interlock.api.quarantine import lift_quarantine
 
         await lift_quarantine(self._parts, tool, reason=reason, by=by)
 

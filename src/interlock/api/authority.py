@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from interlock.api.backends import engine, secret_source
+from interlock.api.followed_config import follow
 from interlock.api.messages import Messages
-from interlock.api.shared_config import follow
 from interlock.authority.identities import DidRegistry, LocalIdentities
-from interlock.authority.keys import IssuerKeys, TrustedIssuer, TrustedIssuers
+from interlock.authority.keys import IssuerKeys
 from interlock.authority.policy import Policies
 from interlock.authority.secrets import Secrets, SecretSource, open_lease
 from interlock.authority.tokens import Tokens
+from interlock.authority.trusted_issuers import TrustedIssuer, TrustedIssuers
 from interlock.call.context import Caller
 from interlock.call.phases import Lease
 from interlock.privacy.redact import RedactionRules, Redactor

@@ -19,7 +19,6 @@ from interlock.store import facts, surfaces
 from interlock.store.inspection import has_sandboxed_tools
 
 if TYPE_CHECKING:
-    from interlock.api.parts import Parts
     from interlock.approvals.notify import Courier
     from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from interlock.settings import Settings
     from interlock.store.home import Home
     from interlock.store.port import Store, Transaction
+    from interlock.store.readers import Readers
     from interlock.telemetry.alerts import Alerts
     from interlock.upstreams.manager import Upstreams
 
@@ -204,11 +204,11 @@ _EVICTIONS = (
 )
 
 
-async def open_sandbox(parts: Parts, after_s: float) -> None:
+async def open_sandbox(readers: Readers, warm_up: Callable[[], Awaitable[None]], after_s: float) -> None:
     """Open the sandbox where the data directory has tools that need it, after a while."""
     await asyncio.sleep(after_s)
-    if await parts.readers.read(has_sandboxed_tools):
-        await parts.gateway.runner.warm_up()
+    if await readers.read(has_sandboxed_tools):
+        await warm_up()
 
 
 def _sign(_: Transaction) -> None:

@@ -6,14 +6,13 @@ import asyncio
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from interlock.call.results import Persistence, Result
 from interlock.core.errors import Failure
 from interlock.store import ledger
 
 if TYPE_CHECKING:
-    from interlock.api.calls import Ask
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
     from interlock.data.schema import Json
@@ -26,12 +25,22 @@ KEPT_EACH = 250
 Owner = tuple[str, str]
 
 
+class Asked(Protocol):
+    """The tool that a call was asked of."""
+
+    @property
+    def tool(self) -> str: ...
+
+    @property
+    def version(self) -> str | None: ...
+
+
 class BackgroundCalls:
     """The background calls of one server."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._running: dict[str, tuple[Caller, Ask, asyncio.Task[Result]]] = {}
+        self._running: dict[str, tuple[Caller, Asked, asyncio.Task[Result]]] = {}
         self._results: OrderedDict[str, tuple[Caller, Result]] = OrderedDict()
 
     @property
@@ -39,12 +48,12 @@ class BackgroundCalls:
         """The number of calls that run now."""
         return len(self._running)
 
-    def add(self, call_id: str, ask: Ask, caller: Caller, task: asyncio.Task[Result]) -> None:
+    def add(self, call_id: str, ask: Asked, caller: Caller, task: asyncio.Task[Result]) -> None:
         """Keep a call until it ends, then its result. `check_room` comes first."""
         self._running[call_id] = caller, ask, task
         task.add_done_callback(lambda done: self._store_result(call_id, caller, done))
 
-    def adopt(self, call_id: str, ask: Ask, caller: Caller, task: asyncio.Task[Result]) -> None:
+    def adopt(self, call_id: str, ask: Asked, caller: Caller, task: asyncio.Task[Result]) -> None:
         """Go on in the background with a call that somebody waited for until now. Raises E3701 if there is no room."""
         self.check_room(caller)
         self.add(call_id, ask, caller, task)

@@ -25,7 +25,7 @@ from interlock.store.shared_config import settings_of
 
 if TYPE_CHECKING:
     from interlock.audit.archive import Tier
-    from interlock.audit.chain import ChainVerdict
+    from interlock.audit.chain_verdict import ChainVerdict
     from interlock.data.schema import Json
     from interlock.settings import Settings
     from interlock.store.backup import Copy

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from interlock.call.connector import secret_of
 from interlock.contract.permissions import permissions_of
@@ -15,8 +15,8 @@ from interlock.contract.permissions import permissions_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from interlock.api.denials import Denials
     from interlock.api.parts import Parts
-    from interlock.api.tools import Tools
     from interlock.call.context import Caller
     from interlock.contract.standard.document import BlockReason
     from interlock.registry.version import Version
@@ -25,11 +25,25 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 100
 
 
+class VisibleTools(Protocol):
+    """The catalog as callers see it."""
+
+    denials: Denials
+
+    def sees(self, caller: Caller, version: Version) -> bool:
+        """Whether a tool exists for a caller."""
+        ...
+
+    async def visible(self, caller: Caller) -> list[Version]:
+        """The newest version of every tool that is the caller's to use, in order of name."""
+        ...
+
+
 class Blocked:
     """Tells why a caller cannot call a tool, by the credentials that were stored when this was made."""
 
     def __init__(
-        self, parts: Parts, tools: Tools, caller: Caller, credentials: Mapping[str, int | None] | None
+        self, parts: Parts, tools: VisibleTools, caller: Caller, credentials: Mapping[str, int | None] | None
     ) -> None:
         self._parts = parts
         self._tools = tools
@@ -38,7 +52,7 @@ class Blocked:
         self._credentials = credentials
 
     @classmethod
-    async def read(cls, parts: Parts, tools: Tools, caller: Caller) -> Blocked:
+    async def read(cls, parts: Parts, tools: VisibleTools, caller: Caller) -> Blocked:
         """Read which credentials exist. Everything else is at hand."""
         authority = parts.authority
         if authority.lent_from is not authority.secrets:
@@ -76,7 +90,7 @@ class Blocked:
         return next((name for name in names if name not in self._credentials), None)
 
 
-async def callable_tools(parts: Parts, tools: Tools, caller: Caller) -> list[Version]:
+async def callable_tools(parts: Parts, tools: VisibleTools, caller: Caller) -> list[Version]:
     """The newest version of every tool that a caller can call as things are, in order of name.
 
     A tool that is blocked for any reason is left out, also one of an upstream that does not answer.

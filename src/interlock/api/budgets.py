@@ -12,7 +12,7 @@ from interlock.authority.budgets import Use, task_cost
 from interlock.core.amounts import MILLION, millionths
 from interlock.core.clock import iso
 from interlock.store.connection import StoreError
-from interlock.store.home import store_failure
+from interlock.store.failures import store_failure
 from interlock.store.port import Reader
 
 if TYPE_CHECKING:

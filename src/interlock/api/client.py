@@ -12,12 +12,11 @@ such as the idempotency key, are set beforehand with `using`.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from interlock.api.requests import by_name
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
     from interlock.call.context import Caller, Context
     from interlock.call.results import Result
     from interlock.contract.declare import Tool
@@ -46,10 +45,18 @@ class CallOptions(TypedDict, total=False):
     door: str
 
 
+class Calling(Protocol):
+    """Makes calls: an open data directory."""
+
+    async def call(
+        self, tool: Tool[..., Any], arguments: Mapping[str, Any] | None, /, **options: Unpack[CallOptions]
+    ) -> Result: ...
+
+
 class Client:
     """Typed calls of declared tools over one open data directory. They pass all six phases like any other call."""
 
-    def __init__(self, app: Interlock, options: CallOptions | None = None) -> None:
+    def __init__(self, app: Calling, options: CallOptions | None = None) -> None:
         self._app = app
         self._options: CallOptions = options or {}
 

@@ -43,7 +43,7 @@ def mistyped_variables() -> list[tuple[str, str]]:
 
 
 def _settings(home: Home) -> Checked:
-    from interlock.authority.keys import TrustedIssuer
+    from interlock.authority.trusted_issuers import TrustedIssuer
     from interlock.core.errors import Failure
     from interlock.store.shared_config import settings_of
 

@@ -11,8 +11,9 @@ from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.privacy.configured import masked
 from interlock.store.node_files import Node, compare, nodes
-from interlock.store.shared_config import FILES, SETTINGS, SharedConfig, in_store, settings_of
+from interlock.store.shared_config import FILES, SETTINGS, in_store, settings_of
 from interlock.store.shared_settings import common_of
+from interlock.store.shared_version import SharedConfig
 
 if TYPE_CHECKING:
     from interlock.store.home import Home

@@ -19,7 +19,8 @@ from interlock.core.threads import DISK
 from interlock.selection.evaluation import TaskOutcome, report
 
 if TYPE_CHECKING:
-    from interlock.api.selection import Selections, SelectOptions
+    from interlock.api.selection import Selections
+    from interlock.api.selection_results import SelectOptions
     from interlock.call.context import Caller
     from interlock.data.schema import Json
 

@@ -70,7 +70,7 @@ def failure_of(error: Exception) -> Failure:
     """The failure that an exception stands for: of the store, of the machine, or inside Interlock."""
     from interlock.core.errors import Failure
     from interlock.store.connection import StoreError
-    from interlock.store.home import no_room, store_failure
+    from interlock.store.failures import no_room, store_failure
 
     if isinstance(error, Failure):
         return error

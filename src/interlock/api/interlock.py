@@ -27,7 +27,8 @@ from interlock.core.errors import Failure
 if TYPE_CHECKING:
     from interlock.api.model_window import ModelWindow
     from interlock.api.search import SearchAnswer
-    from interlock.api.selection import Selection, Selections, SelectOptions
+    from interlock.api.selection import Selections
+    from interlock.api.selection_results import Selection, SelectOptions
     from interlock.api.window import WindowOptions, Windows
     from interlock.authority.identities import DidRegistry
     from interlock.authority.secrets import SecretSource

@@ -11,9 +11,9 @@ to one caller, whose rights decide what can be read.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import orjson
 
@@ -28,11 +28,12 @@ from interlock.window.reading import Part, read_part
 from interlock.window.routing import LIFETIMES_S, Destination, Layer, MemoryRecord, destinations
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
     from interlock.api.memory import Memory
     from interlock.call.context import Caller
     from interlock.call.results import Result
+    from interlock.core.clock import Clock
     from interlock.data.schema import Json
+    from interlock.registry.catalog import Catalog
     from interlock.window.affordances import Affordances
     from interlock.window.tokens import Counter
 
@@ -55,12 +56,27 @@ class Routed:
     memory: MemoryRecord | None = None
 
 
+class WindowSource(Protocol):
+    """The parts of an open data directory that a window shows to a model."""
+
+    catalog: Catalog
+    clock: Clock
+
+    async def affordances(self, *, budget: int, query: str = "", caller: Caller | None = None) -> Affordances:
+        """Tools for a model within a budget of tokens."""
+        ...
+
+    async def read_part(self, ref: str, part: Part | Mapping[str, Any], *, caller: Caller | None = None) -> Json:
+        """A part of a result that was stored instead of sent."""
+        ...
+
+
 class ModelWindow:
     """A window of one caller."""
 
     def __init__(
         self,
-        app: Interlock,
+        app: WindowSource,
         window: Window,
         count: Counter,
         caller: Caller,

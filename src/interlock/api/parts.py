@@ -8,9 +8,9 @@ Everything that an operation needs is an attribute here. Operations live in modu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from interlock.api import demonstration
 from interlock.api.authority import Authority
@@ -32,15 +32,13 @@ if TYPE_CHECKING:
     from interlock.call.connector import Connector, ReadFile
     from interlock.call.context import Caller
     from interlock.call.events import Listener
-    from interlock.contract.declare import Tool
     from interlock.core.clock import Clock
-    from interlock.registry.admission import TrialEvidence
     from interlock.settings import Settings
     from interlock.store.home import Home
+    from interlock.upstreams.decisions import TryOut
     from interlock.upstreams.manager import Upstreams
 
 Connect = Callable[[str], "Connector"]
-TryOut = Callable[[Sequence["Tool[..., Any]"]], Awaitable[list["TrialEvidence"]]]
 
 # A process that runs this long opens the sandbox before a call needs it. Most commands are shorter.
 WARM_AFTER_S = 1.0
@@ -165,7 +163,9 @@ class Parts(OnDemand):
         """Systems that others run. Most programs have none, so their modules are loaded on first use."""
         from interlock.api.connecting import make_upstreams
 
-        return make_upstreams(self, self._try_out)
+        return make_upstreams(
+            self._outside, self._shared, self.gateway.services, logs=self.home.path / "logs", try_out=self._try_out
+        )
 
     async def close(self) -> None:
         """Finish pending writes, anchor the chain, and release the data directory."""
@@ -218,7 +218,8 @@ class Parts(OnDemand):
 
         Otherwise the first call would wait for it, out of its own time. Runs by itself in a process that stays.
         """
-        return self.supervisor.keep("opening of the sandbox", partial(open_sandbox, self, after_s))
+        work = partial(open_sandbox, self.readers, lambda: self.gateway.runner.warm_up(), after_s)
+        return self.supervisor.keep("opening of the sandbox", work)
 
     def connect_through(self, connect: Connect) -> None:
         """Reach upstreams through the connections of another data directory."""

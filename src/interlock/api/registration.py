@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from interlock.api.files import keep
+from interlock.api.quarantine import lift_quarantine, quarantine_entries
 from interlock.api.rights import require, require_here
 from interlock.call.context import Caller
 from interlock.contract.declare import Tool
@@ -18,7 +19,7 @@ from interlock.contract.manifest import Manifest, parse_manifest
 from interlock.contract.permissions import permissions_of
 from interlock.core.errors import Failure
 from interlock.data.schema import Fault, Json
-from interlock.registry import admission, quarantine, retirement
+from interlock.registry import admission, retirement
 from interlock.registry.admission import TrialEvidence
 from interlock.registry.strictness import loosenings
 from interlock.store import records
@@ -156,17 +157,6 @@ def _named(target: str, module: ModuleType | None) -> Any:
 
 # Defaults with which an incomplete manifest is read again, to find its other gaps.
 _STAND_INS: Json = {"provider": "local", "protocol": "native"}
-
-
-async def quarantine_entries(parts: Parts) -> list[Json]:
-    """The versions that are or were in quarantine, each with the reason."""
-    return [one.document() for one in await parts.quarantine.all()]
-
-
-async def lift_quarantine(parts: Parts, tool: str, *, reason: str, by: Caller) -> None:
-    """Release a version from quarantine, as a person who has looked at it. On record with the reason."""
-    await parts.journal.commit(quarantine.lift(tool, by=by, reason=reason))
-    await parts.quarantine.look()
 
 
 def _complete(document: Any) -> Manifest:

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import orjson
 
 from interlock.api.learning import Learning
 from interlock.api.narrowing import Narrowing
-from interlock.api.selection_gate import Gate, GateVerdict, admit_model, parameter_faults
+from interlock.api.selection_gate import Gate, admit_model, parameter_faults
 from interlock.api.selection_records import answer_of, model_answer, store, sums, written
+from interlock.api.selection_results import Selection, SelectOptions
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
-from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS, WALKS
 from interlock.data.bounds import check_unicode
 from interlock.selection.stages import (
@@ -40,8 +40,6 @@ from interlock.selection.stages import (
 )
 from interlock.window.affordances import declaration
 
-__all__ = ["MOST_REQUEST", "SelectOptions", "Selection", "Selections"]
-
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.api.tools import Tools
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
     from interlock.call.context import Caller
     from interlock.data.schema import Json
     from interlock.registry.version import Version
-    from interlock.selection.intent import Intent
     from interlock.selection.together import Recommendation
     from interlock.store.port import Transaction
 
@@ -59,56 +56,6 @@ _FOUND: Final = 50
 _FEWEST_CALLS: Final = 5
 # What is assumed of a tool before it was called: 9 of 10 calls succeed.
 _PRIOR: Final = (9, 10)
-
-
-class SelectOptions(TypedDict, total=False):
-    """Options of a selection.
-
-    `allocation` is how many tokens the schemas of the candidates may take together; `cheaper` chooses the cheaper of
-    tools with equal expected success, `faster` the faster, and both the faster of the cheapest; `intent` is false where
-    the kind of help is not to narrow the candidates; `selector` is a model that chooses tool and parameters; `session`
-    and `task` are those whose budgets count.
-    """
-
-    allocation: int | None
-    cheaper: bool
-    faster: bool
-    intent: bool
-    selector: Selector | None
-    session: str
-    task: str
-    door: str
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The outcome of a selection. `chosen` is None where no tool fits; `verdict` is about a call of it."""
-
-    id: str
-    request: str
-    intent: Intent | None
-    stages: tuple[Stage, ...]
-    candidates: tuple[Candidate, ...]
-    chosen: str | None
-    parameters: Json | None
-    refused: str | None
-    verdict: GateVerdict | None
-    tokens: Json
-    # What a model answered, also where that was refused: JSON, for the store alone.
-    answer: bytes | None = None
-
-    def document(self) -> Json:
-        return {
-            "id": self.id,
-            "intent": None if self.intent is None else self.intent.document(),
-            "stages": [one.document() for one in self.stages],
-            "candidates": [one.document() for one in self.candidates],
-            "chosen": self.chosen,
-            "parameters": self.parameters,
-            "refused": self.refused,
-            "gate": None if self.verdict is None else self.verdict.document(),
-            "tokens": self.tokens,
-        }
 
 
 class Selections:

@@ -19,7 +19,7 @@ from interlock.store import calls, payloads, records
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
-    from interlock.api.selection import Selection
+    from interlock.api.selection_results import Selection
     from interlock.call.context import Caller
     from interlock.data.schema import Json
     from interlock.store.port import Reader, Transaction

@@ -7,18 +7,17 @@ deny every call on every machine. Processes that follow it notice a new version 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from interlock.api.policy_faults import faults_of
 from interlock.api.rights import require_here
-from interlock.authority.policy import SharedTexts
 from interlock.authority.principals import Principals
 from interlock.core.clock import iso, new_id
 from interlock.core.errors import Failure
 from interlock.store import shared_config
-from interlock.store.shared_config import FILES, POLICY, PRINCIPALS, SETTINGS, SharedConfig
+from interlock.store.shared_config import FILES, POLICY, PRINCIPALS, SETTINGS
+from interlock.store.shared_version import SharedConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,35 +25,8 @@ if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
     from interlock.data.schema import Json
-    from interlock.store.home import Home
-    from interlock.store.port import Store
 
-_log = logging.getLogger("interlock.policy")
 MOST_BYTES = 1 << 20
-
-
-def follow(home: Home, journal: Store) -> SharedTexts | None:
-    """The shared policy and principals, kept up to date; None for a home that has files of its own."""
-    if home.shared is None:
-        return None
-    followed = SharedTexts(home.shared.files[PRINCIPALS], home.shared.files[POLICY])
-
-    def apply(shared: SharedConfig | None) -> None:
-        before = home.shared
-        if shared is None or before is None or shared.version == before.version:
-            return
-        settings = before.files[SETTINGS]
-        home.other_settings = shared.files[SETTINGS] != settings
-        if home.other_settings:
-            _log.warning(
-                "version %s of the shared configuration has other settings: restart to use them", shared.version
-            )
-        # The settings are those that this process was started with.
-        home.shared = shared._replace(files={**shared.files, SETTINGS: settings})
-        followed.texts = (shared.files[PRINCIPALS], shared.files[POLICY])
-
-    journal.changes.watch(("config",), shared_config.newest, apply)
-    return followed
 
 
 class SharedConfiguration:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from interlock.core.clock import Clock, new_id
 from interlock.core.record import dataclass
-from interlock.store.home import Home, Instance
+from interlock.store.home import Home
+from interlock.store.instance import Instance
 from interlock.store.journal import Journal
 from interlock.store.readers import Readers
 from interlock.store.signing import Signer

@@ -14,7 +14,7 @@ call of one passes the same checks as any other.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -25,6 +25,7 @@ from interlock.api.blocked import Blocked
 from interlock.api.deferred import deferred_ref
 from interlock.api.search import FoundTool, SearchAnswer
 from interlock.api.tools import Page
+from interlock.call import endpoints
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
@@ -44,7 +45,8 @@ MOST_LOADED: Final = 100
 MOST_AT_ONCE: Final = 20
 MOST_QUERIES: Final = 10
 MOST_PER_QUERY: Final = 20
-_KEPT: Final = 1000
+# Callers that are remembered with what they see, at all endpoints together.
+_MOST_CALLERS: Final = 1000
 # How often it is stored which tools were used.
 _STORE_USES_S: Final = 30.0
 
@@ -123,10 +125,12 @@ class Surfaces:
         self._pinned = settings.surface_pinned
         self._loads = settings.surface_unloaded == "load"
         self._doors = frozenset(settings.surface_doors)
-        # Callers with a surface, and those who see the whole catalog over MCP, by their identity as objects: a token
-        # may stand for other rights later, and then for another object.
+        # Callers with a surface, and those who see the whole catalog at an endpoint that attaches surfaces itself, by
+        # their identity as objects: a token may stand for other rights later, and then for another object.
         self._attached: dict[tuple[int, bool], _Attached] = {}
-        self.whole: dict[int, Caller] = {}
+        self._whole: dict[str, dict[int, Caller]] = {
+            name: {} for name, row in endpoints.ENDPOINTS.items() if row.attaches_surfaces
+        }
         self._forgotten = 0
         # The tools that were used since that was stored last, by holder.
         self._uses: dict[str, dict[str, None]] = {}
@@ -135,10 +139,17 @@ class Surfaces:
         self._changes.watch(("registry", "surfaces", "quarantine", "upstreams", "secrets"), _nothing, self._forget)
 
     def concern(self, door: str) -> bool:
-        """Whether callers of an endpoint may have a surface that is not attached yet. MCP attaches it by itself."""
-        return door != "mcp" and (door in self._doors or bool(self._tools.exclusions))
+        """Whether callers of an endpoint may have a surface that is not attached yet.
 
-    async def attach(self, caller: Caller, door: str = "mcp") -> Caller:
+        Some endpoints attach it by themselves.
+        """
+        return door not in self._whole and (door in self._doors or bool(self._tools.exclusions))
+
+    def whole(self, door: str) -> Container[int]:
+        """The identities of callers who see the whole catalog at an endpoint that attaches surfaces itself."""
+        return self._whole[door]
+
+    async def attach(self, caller: Caller, door: str) -> Caller:
         """The caller with their surface; the caller itself if they see the whole catalog."""
         if caller.surface is not None:
             return caller
@@ -149,15 +160,15 @@ class Surfaces:
         rules = self._parts.policy.state()
         if known is not None and known.rules is rules and not self._is_over(known):
             return known.attached
-        if len(self._attached) + len(self.whole) >= _KEPT:
+        if len(self._attached) + sum(map(len, self._whole.values())) >= _MOST_CALLERS:
             self._forget()
         made_at = self._forgotten
         attached, until_ms = await self._with_surface(caller, door)
         if made_at == self._forgotten:
-            if attached is not caller or door != "mcp":
-                self._attached[key] = _Attached(caller, attached, rules, until_ms)
+            if attached is caller and (whole := self._whole.get(door)) is not None:
+                whole[id(caller)] = caller
             else:
-                self.whole[id(caller)] = caller
+                self._attached[key] = _Attached(caller, attached, rules, until_ms)
         return attached
 
     def _is_over(self, known: _Attached) -> bool:
@@ -183,7 +194,7 @@ class Surfaces:
         )
         return replace(caller, surface=surface), until_ms
 
-    async def defers(self, caller: Caller, door: str = "mcp") -> bool:
+    async def defers(self, caller: Caller, door: str) -> bool:
         """Whether a caller sees a part of the catalog at an endpoint, and has to load the rest."""
         if self._mode == "all" or door not in self._doors:
             return False
@@ -247,7 +258,8 @@ class Surfaces:
     def _forget(self, _: None = None) -> None:
         self._forgotten += 1
         self._attached.clear()
-        self.whole.clear()
+        for whole in self._whole.values():
+            whole.clear()
 
     async def listed(self, caller: Caller, after: str = "") -> list[Version]:
         """The tools of a surface that the caller may use, in order of name; from behind a name on."""

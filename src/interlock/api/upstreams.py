@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 
 from interlock.api.rights import require, require_here
 from interlock.call.context import Caller
+from interlock.contract import upstream_kinds
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.upstreams.kinds import KINDS, kind_of
+from interlock.upstreams.kinds import kind_of
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.resilience.services import Health
     from interlock.upstreams.repository import Report
 
-# Fields of a configuration that use the machine the server runs on.
-_ON_THE_MACHINE = frozenset(("command", "env", "cwd", "module", "allow_private", "tls"))
+
+# Fields of any kind's configuration that use the machine the server runs on: its network, and files of certificates.
+_OF_ALL_KINDS = frozenset(("allow_private", "tls"))
 
 
 class Upstreams:
@@ -62,7 +64,7 @@ class Upstreams:
             return
         # INVARIANT: through an endpoint nobody starts a program, loads code, reads a file or reaches the network that
         # this machine is in. That needs a shell on the machine.
-        if reaching := _ON_THE_MACHINE & config.keys() or ({kind} if kind_of(kind).in_process else set[str]()):
+        if reaching := _on_the_machine() & config.keys() or ({kind} if kind_of(kind).in_process else set[str]()):
             words = f"`{min(reaching)}` reaches into this machine: interlock upstream add, on the machine itself"
             raise Failure("E3206", words)
         if config.keys() & {"auth", "credentials"}:
@@ -95,7 +97,12 @@ class Upstreams:
 
 def addable_kinds() -> list[str]:
     """The kinds of upstream that an endpoint may add."""
-    return [name for name, kind in KINDS.items() if not kind.in_process]
+    return [name for name, kind in upstream_kinds.KINDS.items() if not kind.in_process]
+
+
+def _on_the_machine() -> frozenset[str]:
+    """The fields of configurations that use the machine the server runs on, or the network that it is in."""
+    return _OF_ALL_KINDS.union(*(one.on_machine for one in upstream_kinds.KINDS.values()))
 
 
 async def list_upstreams(parts: Parts) -> Json:

@@ -26,8 +26,7 @@ from interlock.window.reading import MOST_TOKENS, Part, asked, read_part, value_
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from interlock.api.interlock import Interlock
-    from interlock.api.model_window import ModelWindow, Summariser
+    from interlock.api.model_window import ModelWindow, Summariser, WindowSource
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
     from interlock.data.schema import Json
@@ -145,7 +144,7 @@ class Windows:
         row = version.row
         return {"tool": row.address, "version": row.version, "at": pointer, "schema": schema, "tokens": size}
 
-    async def open(self, app: Interlock, size: int, caller: Caller, **options: Unpack[WindowOptions]) -> ModelWindow:
+    async def open(self, app: WindowSource, size: int, caller: Caller, **options: Unpack[WindowOptions]) -> ModelWindow:
         """The window of a conversation of a caller."""
         from interlock.api.memory import Memory
         from interlock.api.model_window import ModelWindow

@@ -18,7 +18,7 @@ Expiry does not depend on a timer: an expired ticket is never used or resolved, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,15 +26,15 @@ import orjson
 
 from interlock.approvals.reviewers import behind, instead_of, is_alone, is_person, signature, speaks_for
 from interlock.approvals.ticket import Sealed, from_row
+from interlock.approvals.ticket_records import actors, add_closing, add_record
 from interlock.core.clock import iso
-from interlock.core.errors import CODES, Failure
+from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.store import facts, idempotency, ledger, notifications, records
 from interlock.store import tickets as stored
 from interlock.store.tickets import TicketRow
 
 if TYPE_CHECKING:
-    from interlock.approvals.mechanism import Mechanism
     from interlock.approvals.reviewers import FourEyes
     from interlock.approvals.ticket import Ticket, TicketState
     from interlock.call.context import Caller
@@ -252,7 +252,7 @@ def consider(
         ticket = _aged(transaction, load(transaction, ticket_id, by))
         if not speaks_for(by, ticket.tenant):
             # INVARIANT: nobody learns of another tenant's tickets, not even that they exist.
-            _record(
+            add_record(
                 transaction, ticket, "refused", **signature(by),
                 why=f"the ticket belongs to {ticket.tenant}, and {by.id} does not",
             )  # fmt: skip
@@ -314,7 +314,7 @@ def _run_all(transaction: Transaction, uses: Sequence[Callable[[Transaction], No
 
 
 def _refused(transaction: Transaction, ticket: Ticket, by: Caller, failure: Failure) -> Refused:
-    _record(transaction, ticket, "refused", **signature(by), why=failure.message)
+    add_record(transaction, ticket, "refused", **signature(by), why=failure.message)
     return Refused(failure)
 
 
@@ -415,7 +415,7 @@ def withdraw(call: str, by: str) -> Unit[Ticket | None]:
         if ticket is None or ticket.state not in _OPEN:
             return None
         _move(transaction, ticket, "VOID", act="withdrawn", by=by)
-        body = records.plain("cancel", call, transaction.now_ms, **_actors(ticket), answer="canceled", by=by)
+        body = records.plain("cancel", call, transaction.now_ms, **actors(ticket), answer="canceled", by=by)
         transaction.append("cancel", call, body)
         _close(transaction, ticket, f"{by} took it back", "E3703", "canceled")
         return load(transaction, ticket.id)
@@ -453,7 +453,7 @@ def _next_step_due(ticket: Ticket, now_ms: int) -> bool:
 def _escalated(transaction: Transaction, ticket: Ticket, channels: Channels) -> Ticket:
     stored.escalate(transaction, ticket.id)
     further = load(transaction, ticket.id)
-    _record(transaction, further, "escalated", step=further.step, group=further.chain[further.step].group)
+    add_record(transaction, further, "escalated", step=further.step, group=further.chain[further.step].group)
     _notify(transaction, further, channels)
     return further
 
@@ -482,40 +482,12 @@ def _move(transaction: Transaction, ticket: Ticket, state: TicketState, *, act: 
     # The sealed parts are no longer needed; the fact that the input was edited stays.
     moved = stored.move(transaction, ticket.id, ticket.state, state, wipe=state not in _OPEN)
     assert moved
-    _record(transaction, ticket, act, **facts)
-
-
-_MECHANISMS: Mapping[str, Mechanism] = {
-    "approved": "human_review", "denied": "human_review", "auto_denied": "timeout", "lapsed": "timeout",
-}  # fmt: skip
-
-
-def _record(transaction: Transaction, ticket: Ticket, act: str, **facts: Any) -> None:
-    if act in _MECHANISMS:
-        facts["mechanism"] = _MECHANISMS[act]
-    body: Json = {
-        "act": act, "approvalTicketId": ticket.id, "toolId": ticket.tool, "version": ticket.version,
-        **_actors(ticket), **facts,
-    }  # fmt: skip
-    transaction.append("approval", ticket.call, records.plain("approval", ticket.call, transaction.now_ms, **body))
-
-
-def _actors(ticket: Ticket) -> Json:
-    return {"tenant": ticket.tenant, "callerId": ticket.caller, "agentId": ticket.head.get("agentId")}
+    add_record(transaction, ticket, act, **facts)
 
 
 def _close(transaction: Transaction, ticket: Ticket, why: str, code: str = "E3209", state: State = "denied") -> None:
     """Write the closing record of a call that will not run."""
-    row, outcome = CODES[code], load(transaction, ticket.id).outcome()
-    body = {
-        **ticket.head, "kind": "closed", "timestamp": iso(transaction.now_ms), "approvalTicketId": ticket.id,
-        "authDecision": "DENY" if state == "denied" else "REQUIRES_APPROVAL", "status": "ERROR",
-        "errorCode": row.error_code.value, "error_code": code, "error_class": row.error_class.value,
-        "states": [*ticket.head.get("states", ()), "awaiting_approval", state],
-        "source": "synthetic", "outputSummary": None, "sideEffects": [], "latencyMs": None, "reason": why,
-        **({} if outcome is None else {"approval": outcome}),
-    }  # fmt: skip
-    transaction.append("closed", ticket.call, records.encode(body))
+    add_closing(transaction, ticket, load(transaction, ticket.id).outcome(), why, code, state)
 
 
 def _json(value: Any) -> str:

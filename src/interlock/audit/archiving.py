@@ -29,7 +29,7 @@ from interlock.store.sealing import ARCHIVED_UNDER, is_sealed, key_id_of
 from interlock.store.signing import Signer
 
 if TYPE_CHECKING:
-    from interlock.audit.chain import ChainVerdict
+    from interlock.audit.chain_verdict import ChainVerdict
     from interlock.store.home import Home
     from interlock.store.port import Reader, Store, Transaction
 

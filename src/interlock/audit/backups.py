@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.audit.archive import archive_at
-from interlock.audit.chain import ChainVerdict, verify
+from interlock.audit.chain import verify
+from interlock.audit.chain_verdict import ChainVerdict
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.record import NamedTuple

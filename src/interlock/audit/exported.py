@@ -23,14 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.audit.chain import ChainFault, Examination, Follower, Signatures, SignedHead, records_words
+from interlock.audit.chain import Follower
+from interlock.audit.chain_verdict import ChainFault, Examination, records_words
+from interlock.audit.signed_heads import Signatures
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.store import ledger
+from interlock.store.last_head import SignedHead
 from interlock.store.signing import Signer
 
 if TYPE_CHECKING:
-    from interlock.audit.chain import ChainVerdict
+    from interlock.audit.chain_verdict import ChainVerdict
     from interlock.store.home import Home
     from interlock.store.port import Reader
 

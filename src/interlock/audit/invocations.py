@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from interlock.call import endpoints
 from interlock.call.phases import between
 from interlock.core.clock import begun_ms, iso
 from interlock.data.schema import Json
@@ -78,7 +79,9 @@ def _began(call: str, otherwise: str) -> str:
 
 
 def _of_client(facts: Json, native: Json) -> list[Json]:
-    """The ids by which an MCP client knows its call."""
-    if facts.get("door") != "mcp" or not native:
+    """The ids by which a client of the protocol of an endpoint knows its call."""
+    protocol = endpoints.native(str(facts.get("door")))
+    if protocol is None or not native:
         return []
-    return [{"schema_version": "0.2.0", "kind": "mcp", "method": "tools/call", **native}]
+    kind, method = protocol
+    return [{"schema_version": "0.2.0", "kind": kind, "method": method, **native}]

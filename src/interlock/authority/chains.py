@@ -19,8 +19,9 @@ import orjson
 from interlock.authority import jws
 from interlock.authority.delegation import check_once
 from interlock.authority.dids import DidResolver
-from interlock.authority.keys import IssuerKeys, PublicKey, TrustedIssuers
+from interlock.authority.keys import IssuerKeys, PublicKey
 from interlock.authority.revocations import Revocations
+from interlock.authority.trusted_issuers import TrustedIssuers
 from interlock.call.capability import DEEPEST, LINK_CLAIMS, Capability, Link, is_did, read_above, read_link, widenings
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure

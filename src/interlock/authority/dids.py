@@ -15,7 +15,8 @@ import base64
 from typing import Any, cast
 from urllib.parse import unquote
 
-from interlock.authority.keys import FetchedKeys, PublicKey, algorithm_of, fetch_json, from_jwk, strict_json
+from interlock.authority.keys import PublicKey, algorithm_of, from_jwk, strict_json
+from interlock.authority.trusted_issuers import FetchedKeys, fetch_json
 from interlock.call.capability import is_did
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure

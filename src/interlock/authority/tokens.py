@@ -38,8 +38,9 @@ from interlock.authority.chains import SIGNED_BY, Chains
 from interlock.authority.delegation import chain_claims, check_new, narrowed
 from interlock.authority.dids import DidResolver
 from interlock.authority.identities import DidRegistry, void, void_identity
-from interlock.authority.keys import Algorithm, IssuerKeys, SigningKey, TrustedIssuers
+from interlock.authority.keys import Algorithm, IssuerKeys, SigningKey
 from interlock.authority.revocations import Revocations, never_seen, seen_link
+from interlock.authority.trusted_issuers import TrustedIssuers
 from interlock.authority.verifier import Verifier
 from interlock.call.capability import Link, ToolGrant, is_did, is_jti, ranged, read_above, read_link
 from interlock.call.context import Caller

@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from interlock._version import __version__
-from interlock.cli.command import TOKEN, Session
+from interlock.cli.command import TOKEN
+from interlock.cli.output import Session
 
 
 class LazyGroup(click.Group):
@@ -81,7 +82,7 @@ def _in_its_place(error: click.NoSuchOption) -> click.UsageError:
 def _print_envelope(words: str) -> None:
     if "--json" not in sys.argv:
         return
-    from interlock.cli.command import Output
+    from interlock.cli.output import Output
     from interlock.core.errors import Failure
 
     Output(as_json=True, session=Session(home=None, verbose=False)).fail(Failure("E3004", words))

@@ -11,17 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import (
-    Output,
-    acting,
-    as_holder,
-    at_rest,
-    at_server,
-    over_home,
-    parse_json,
-    parse_span,
-    refuse_token,
-)
+from interlock.cli.command import acting, as_holder, at_rest, at_server, over_home
+from interlock.cli.output import Output
+from interlock.cli.standing_approvals import alone, grant, list_standing, revoke
 from interlock.cli.tickets import (
     asker,
     concerns,
@@ -30,22 +22,17 @@ from interlock.cli.tickets import (
     effects,
     onward,
     parse_changes,
-    refusal,
     show_edit,
     show_ticket,
 )
+from interlock.cli.values import parse_json
 from interlock.cli.viewer import AtRest, Local, Remote, Viewer
-from interlock.core.expressions import expression
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from interlock.api.interlock import Interlock
-    from interlock.approvals.standing import Standing
     from interlock.approvals.ticket import Ticket
-    from interlock.call.context import Caller
     from interlock.cli.remote import Server
-    from interlock.cli.render import Cell, Page
+    from interlock.cli.render import Page
     from interlock.store.port import Reader
 
 Json = dict[str, Any]
@@ -62,6 +49,10 @@ def approvals() -> None:
     interlock approvals show 7859c2
     interlock approvals approve 7859c2 --comment 'as agreed'
     """
+
+
+for _command in (grant, alone, list_standing, revoke):
+    approvals.add_command(_command)
 
 
 # Looking
@@ -271,366 +262,7 @@ def _show_decision(viewer: Viewer, page: Page, ticket: Ticket) -> None:
         page.facts([("next", onward(viewer, ticket, within))])
 
 
-# In advance
-
-
-def _patterns(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, equals, pattern in (value.partition("=") for value in values):
-        if not name or not equals:
-            raise click.BadParameter("write NAME=PATTERN")
-        found.setdefault(name, []).append(pattern)
-    for name, several in found.items():
-        if len(several) > 1 and set("*?") & set("".join(several)):
-            raise click.BadParameter(
-                f"`{name}` is named several times, for a set of values, and values have no * and ?"
-            )
-    return found
-
-
-def _ranges(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Json]:
-    found: dict[str, Json] = {}
-    for value in values:
-        match = _RANGE.fullmatch(value)
-        try:
-            number: Any = None if match is None else parse_json(match[3], "where", or_stdin=False)
-        except click.UsageError:
-            number = None
-        if match is None or type(number) not in (int, float):
-            raise click.BadParameter("write NAME<=NUMBER, or with >=, < or >")
-        bounds, word = found.setdefault(match[1], {}), _WORDS[match[2]]
-        if word in bounds:
-            raise click.BadParameter(f"`{match[1]}{match[2]}` is said twice")
-        bounds[word] = number
-    return found
-
-
-_RANGE = expression(r"\s*([^\s<>=]+)\s*(<=|>=|<|>)\s*([^\s<>=]+)\s*")
-_WORDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
-
-
-async def _grant_at_server(
-    server: Server,
-    out: Output,
-    /,
-    tool: str,
-    patterns: dict[str, list[str]],
-    ranges: dict[str, Json],
-    texts: tuple[str, ...],
-    **given: Any,
-) -> int:
-    from interlock.cli.remote import part
-    from interlock.cli.restored import standing_of
-
-    ranges = _with_texts(patterns, ranges, texts)
-    document = await server.get(f"/v1/tools/{part(tool)}", version=given["versions"])
-    wanted: Json = {
-        "tool": tool,
-        "caller": given["caller"],
-        "arguments": _arguments(document["parameters"], patterns, ranges, tool),
-        "uses": given["uses"],
-        "expires_in_s": max(1, given["lifetime_ms"] // 1000),
-        **({} if given["versions"] is None else {"versions": given["versions"]}),
-    }
-    granted = standing_of(await server.post("/v1/approvals/standing", wanted))
-    return _answer_granted(out, await Remote.of(server), granted)
-
-
-@approvals.command(short_help="Agree in advance to calls, within bounds.")
-@at_server(_grant_at_server)
-@click.argument("tool")
-@click.option(
-    "--caller",
-    required=True,
-    metavar="WHO",
-    help="Whose calls: a name, a DID, an id such as local:bob, or group:NAME for all members of a group.",
-)
-@click.option(
-    "--arg", "patterns", multiple=True, callback=_patterns, metavar="NAME=PATTERN",
-    help="What an argument may be; * and ? match in texts. Paths, URLs and hosts are compared in normal form. "
-    "Name an argument several times for a set of values. An argument that is not named is not covered.",
-)  # fmt: skip
-@click.option(
-    "--where", "ranges", multiple=True, callback=_ranges, metavar="NAME<=NUMBER",
-    help="How large or small the number in the argument NAME may be: <=, >=, < or >. Repeat it for both ends.",
-)  # fmt: skip
-@click.option(
-    "--any-text", "texts", multiple=True, metavar="NAME",
-    help="An argument that may be any text, such as the body of a mail. Another one must be bounded.",
-)  # fmt: skip
-@click.option("--uses", type=click.IntRange(1), required=True, help="How many calls.")
-@click.option("--expires", "lifetime_ms", required=True, callback=parse_span, metavar="SPAN", help="7d, 12h, 30m.")
-@click.option("--versions", metavar="RANGE", help="Of which versions [default: the present one].")
-@as_holder
-@over_home
-async def grant(
-    app: Interlock,
-    out: Output,
-    /,
-    tool: str,
-    caller: str,
-    patterns: dict[str, list[str]],
-    ranges: dict[str, Json],
-    texts: tuple[str, ...],
-    uses: int,
-    lifetime_ms: int,
-    versions: str | None,
-    token: str | None,
-) -> int:
-    """Agree in advance to calls of one tool by one caller or group, within bounds. The rest is still asked.
-
-    Members of a group share the uses. Your own calls and those of your agents are not covered. If you are the only
-    person on this machine (approvals alone), name yourself as the caller to cover your own.
-
-    \b
-    interlock approvals grant demo.mail_statement --caller research-7 \\
-        --arg account=cash --arg 'to=*@example.org' --uses 5 --expires 7d
-    interlock approvals grant demo.post --caller research-7 --arg account=cash \\
-        --where 'cents>=1' --where 'cents<=500' --uses 20 --expires 1d
-    interlock approvals grant demo.post --caller group:bookkeepers --arg account=cash \\
-        --where 'cents<=100' --uses 200 --expires 7d
-    """
-    from interlock.core.errors import Failure
-
-    ranges = _with_texts(patterns, ranges, texts)
-    by = await acting(app, token)
-    contract = (await app.catalog.resolve(tool, versions)).contract
-    who, tenant = await _caller_meant(app, caller, by)
-    try:
-        standing = await app.standing_approvals.grant(
-            contract.address,
-            by=by,
-            caller=who,
-            tenant=tenant,
-            arguments=_arguments(contract.input.document, patterns, ranges, contract.ref),
-            uses=uses,
-            expires_ms=app.clock.now_ms() + lifetime_ms,
-            versions=versions,
-        )
-    except Failure as failure:
-        if failure.code != "E3206":
-            raise
-        approval = contract.manifest.approval or app.settings.approval
-        raise await refusal(app, failure, tuple(step.group for step in approval.chain), by) from None
-    return _answer_granted(out, await Local.of(app), standing)
-
-
-def _with_texts(patterns: dict[str, list[str]], ranges: dict[str, Json], texts: tuple[str, ...]) -> dict[str, Json]:
-    """The bounds of numbers, and those arguments that may be any text. No argument has two bounds."""
-    if twice := (patterns.keys() & {*ranges, *texts}) | (ranges.keys() & {*texts}):
-        raise click.UsageError(f"`{min(twice)}` is bounded twice: name it with one of --arg, --where and --any-text")
-    return {**ranges, **{name: {"type": "string"} for name in texts}}
-
-
-def _answer_granted(out: Output, viewer: Viewer, standing: Standing) -> int:
-    def show(page: Page) -> None:
-        from interlock.cli.render import GOOD
-
-        page.line(GOOD, f" {standing.id}", right=f"interlock approvals revoke {standing.id}")
-        page.facts(_bounds(viewer, standing))
-
-    out.answer(standing.document(), show)
-    return 0
-
-
-# Alone
-
-
-@approvals.command(short_help="State that you are the only person on this machine.")
-@click.option("--end", is_flag=True, help="Take it back: from now on somebody else decides on your calls.")
-@click.option("--reason", default="", help="Why; it goes on record.")
-@over_home
-async def alone(app: Interlock, out: Output, /, end: bool, reason: str) -> int:
-    """State, on record, that you are the only person on this machine: then you may decide on your own calls.
-
-    You may then agree to them in advance too (approvals grant), which --end takes back.
-
-    \b
-    interlock approvals alone --reason 'my own laptop'
-    interlock approvals alone --end
-    """
-    refuse_token("stating that you are alone")
-    by = app.caller
-    ended = await app.approvals.state_alone(by=by, alone=not end, reason=reason)
-    words = "must leave their own calls to others" if end else "may decide on their own calls, by their own statement"
-
-    lines = "; ".join([f"{by.id} {words}", *(f"{one} is taken back" for one in ended)])
-    out.answer({"caller": by.id, "alone": not end, "revoked": ended}, lambda page: page.line(lines))
-    return 0
-
-
-async def _caller_meant(app: Interlock, who: str, by: Caller) -> tuple[str, str]:
-    """The id and the tenant that a caller of this name has."""
-    from interlock.api.approvals import caller_meant
-    from interlock.core.errors import Failure
-
-    try:
-        return await caller_meant(app, who, by)
-    except Failure as failure:
-        hint = "" if ":" in who else f", or write local:{who}"
-        raise Failure(failure.code, f"{failure.in_full}; see interlock identities list{hint}") from None
-
-
-def _arguments(schema: Json, patterns: dict[str, list[str]], ranges: dict[str, Json], tool: str) -> Json:
-    """Patterns as the tool's schema means them: text for text, JSON for everything else; and the bounds of numbers."""
-    from interlock.core.errors import Failure
-
-    properties: dict[str, Any] = schema.get("properties") or {}
-    unknown = [name for name in (*patterns, *ranges) if name not in properties]
-    if unknown:
-        raise Failure("E3004", f"{tool} takes no `{unknown[0]}`; it takes {', '.join(properties) or 'no arguments'}")
-
-    def value(name: str, text: str) -> Any:
-        return text if properties[name].get("type") == "string" else parse_json(text, name, or_stdin=False)
-
-    bounds = {
-        name: value(name, texts[0]) if len(texts) == 1 else {"enum": [value(name, text) for text in texts]}
-        for name, texts in patterns.items()
-    }
-    return {**bounds, **ranges}
-
-
-def _bounds(viewer: Viewer, standing: Standing) -> list[tuple[str, Cell]]:
-    from interlock.core.formatting import span
-
-    return [
-        ("tool", f"{standing.tool} {standing.versions}"),
-        ("caller", viewer.name_of(standing.caller)),
-        ("with", bounds_in_words(standing.arguments)),
-        ("uses", f"{standing.uses - standing.used} of {standing.uses} left"),
-        ("until", f"{span(standing.expires_ms - viewer.now_ms())} from now"),
-        ("given by", viewer.name_of(standing.granted_by)),
-    ]
-
-
-def bounds_in_words(arguments: Mapping[str, Any]) -> str:
-    """The bounds of a standing approval, argument by argument."""
-    return ", ".join(words for name, one in arguments.items() for words in _pattern(name, one)) or "no arguments"
-
-
-def _pattern(name: str, pattern: Any) -> list[str]:
-    """The bounds of an argument, as they were written."""
-    from interlock.approvals.standing import is_range, is_set, is_text
-    from interlock.cli.render import value_text
-
-    if is_set(pattern):
-        return [f"{name} one of {' '.join(map(value_text, pattern['enum']))}"]
-    if is_text(pattern):
-        return [f"{name} any text"]
-    if not is_range(pattern):
-        return [f"{name}={value_text(pattern)}"]
-    return [f"{name}{sign}{pattern[word]}" for sign, word in _WORDS.items() if word in pattern]
-
-
-def _outcome(viewer: Viewer, standing: Standing) -> str:
-    from interlock.core.formatting import span
-
-    if standing.revoked_ms is not None:
-        return "taken back"
-    left_ms = standing.expires_ms - viewer.now_ms()
-    if left_ms <= 0:
-        return "expired"
-    return "used up" if standing.used >= standing.uses else f"{span(left_ms)} left"
-
-
-async def _standing_at_server(server: Server, out: Output, /) -> int:
-    return _answer_standing(out, await Remote.of(server), await _standings_at(server))
-
-
-async def _standings_at(server: Server) -> list[Standing]:
-    from interlock.cli.restored import standing_of
-
-    return [standing_of(one) for one in (await server.get("/v1/approvals/standing"))["standing"]]
-
-
-def _standing_at_rest(reader: Reader, out: Output, /) -> int:
-    from interlock.api.approvals_at_rest import standing_approvals
-
-    return _answer_standing(out, AtRest(reader, out.session.path), standing_approvals(reader))
-
-
-@approvals.command("standing")
-@at_server(_standing_at_server)
-@at_rest(_standing_at_rest)
-@as_holder
-@over_home
-async def list_standing(app: Interlock, out: Output, /, token: str | None) -> int:
-    """Standing approvals, and how many uses are left.
-
-    \b
-    interlock approvals standing
-    """
-    return _answer_standing(out, await Local.of(app), await _standings(app, token))
-
-
-def _answer_standing(out: Output, viewer: Viewer, approvals: list[Standing]) -> int:
-    def show(page: Page) -> None:
-        rows = [
-            (one.id, _outcome(viewer, one), *(str(words) for name, words in _bounds(viewer, one) if name != "until"))
-            for one in approvals
-        ]
-        if rows:
-            page.table(rows, ("standing", "state", "tool", "caller", "with", "uses", "given by"))
-        else:
-            page.line("nothing was agreed to in advance; interlock approvals grant does")
-
-    out.answer({"standing": [one.document() for one in approvals]}, show)
-    return 0
-
-
-async def _revoke_at_server(server: Server, out: Output, /, standing_id: str) -> int:
-    from interlock.cli.restored import standing_of
-
-    whole = _standing_id([one.id for one in await _standings_at(server)], standing_id)
-    return _answer_revoked(out, standing_of(await server.ask("DELETE", f"/v1/approvals/standing/{whole}")))
-
-
-@approvals.command()
-@at_server(_revoke_at_server)
-@click.argument("standing_id", metavar="ID")
-@as_holder
-@over_home
-async def revoke(app: Interlock, out: Output, /, standing_id: str, token: str | None) -> int:
-    """Take back what was agreed to in advance. It counts at once.
-
-    \b
-    interlock approvals revoke sta_01JC…
-    """
-    by = await acting(app, token)
-    ids = [one.id for one in await _standings(app, token)]
-    return _answer_revoked(out, await app.standing_approvals.revoke(_standing_id(ids, standing_id), by=by))
-
-
-def _answer_revoked(out: Output, taken: Standing) -> int:
-    def show(page: Page) -> None:
-        from interlock.cli.render import GOOD
-
-        page.line(GOOD, f" {taken.id} is taken back", right=f"used {taken.used} of {taken.uses} times")
-
-    out.answer(taken.document(), show)
-    return 0
-
-
-async def _standings(app: Interlock, token: str | None) -> list[Standing]:
-    """Standing approvals: all of them, or those that the holder of the token may see."""
-    from interlock.api.approvals import has_part
-
-    who = None if token is None else await acting(app, token)
-    return [one for one in await app.standing_approvals.list() if who is None or await has_part(app, one, who)]
-
-
-def _standing_id(ids: list[str], given: str) -> str:
-    """The only one of these ids that begins or ends so. E3702 when there is none, or several."""
-    from interlock.core.errors import Failure
-
-    part = given.strip("#…. ").upper().removeprefix("STA_")
-    fitting = [one for one in ids if one[4:].startswith(part) or one.endswith(part)] if len(part) >= 4 else []
-    if given not in ids and len(fitting) != 1:
-        raise Failure("E3702", f"no standing approval `{given}`; see interlock approvals standing")
-    return given if given in ids else fitting[0]
-
-
-# watch
+# Watching
 
 
 def _patience(_: click.Context, __: click.Parameter, value: float | None) -> float:

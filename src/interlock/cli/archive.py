@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, over_home, without_home
+from interlock.cli.command import over_home, without_home
+from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock

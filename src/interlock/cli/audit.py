@@ -11,7 +11,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, at_server, over_home, refuse_token, require, without_home
+from interlock.cli.command import at_server, over_home, refuse_token, require, without_home
+from interlock.cli.output import Output
 from interlock.cli.viewer import Local, Remote, Viewer, with_names
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from interlock.cli.command import Output, refuse_token, without_home
+from interlock.cli.command import refuse_token, without_home
+from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.api.backups import Copied, Progress

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, at_rest, at_server, looking
+from interlock.cli.command import at_rest, at_server, looking
+from interlock.cli.output import Output
 from interlock.cli.viewer import AtRest, Local, Remote, Viewer, with_names
 
 if TYPE_CHECKING:

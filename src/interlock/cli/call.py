@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, acting, as_holder, at_server, json_value, over_home
+from interlock.cli.command import acting, as_holder, at_server, over_home
 from interlock.cli.completion import tool_names
 from interlock.cli.environment import clear_credentials
 from interlock.cli.result_json import result_json
+from interlock.cli.values import json_value
 from interlock.cli.viewer import Local, Remote, Viewer
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from interlock.approvals.ticket import Ticket
     from interlock.call.phases import Request
     from interlock.call.results import Result
+    from interlock.cli.output import Output
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
 

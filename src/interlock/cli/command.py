@@ -8,147 +8,19 @@ import os
 import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from interlock.cli.output import Output, Session
+
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.call.context import Caller
-    from interlock.cli.render import Page
     from interlock.core.errors import Failure
     from interlock.store.port import Reader
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """The options before the name of the command."""
-
-    home: str | None
-    verbose: bool
-    # The server that carries out commands, instead of this process on a data directory.
-    server: str | None = None
-    insecure: bool = False
-
-    @property
-    def path(self) -> Path:
-        if self.home:
-            return Path(self.home)
-        import platformdirs
-
-        return Path(platformdirs.user_data_dir("interlock"))
-
-
-class Output:
-    """Writes the answer of a command: a page for people, or one JSON document and nothing else on stdout."""
-
-    def __init__(self, *, as_json: bool, session: Session) -> None:
-        self.as_json = as_json
-        self.session = session
-        # A command that fails without a call has a trace of its own, under which --verbose logs why.
-        self.trace_id = os.urandom(16).hex()
-        self.stdout = open(os.dup(1), "wb")  # noqa: SIM115 - lives as long as the command
-
-    def answer(self, document: Any, show: Callable[[Page], None]) -> None:
-        """Write the answer, as JSON or as a page."""
-        if self.as_json:
-            self.write(document)
-        else:
-            show(self.page())
-
-    def page(self, *, error: bool = False) -> Page:
-        from interlock.cli.render import Page
-
-        return Page(sys.stderr if error else sys.stdout)
-
-    @property
-    def shows_progress(self) -> bool:
-        """Whether somebody sees progress: on a terminal, and not beside JSON, which programs read."""
-        return not self.as_json and sys.stderr.isatty()
-
-    def progress(self, words: str, percent: float | None = None) -> None:
-        """Show progress on a terminal. Each text replaces the last one; an empty text clears the line."""
-        if not self.shows_progress:
-            return
-        import shutil
-
-        from interlock.cli.render import clean, progress_bar
-
-        columns = shutil.get_terminal_size().columns
-        bar = "" if percent is None else f"{progress_bar(percent)}  " if columns >= 60 else f"{percent:.0f} %  "
-        text = clean(f"{bar}{words}").replace("\n", " ")
-        sys.stderr.write(f"\r\x1b[K{text[: columns - 1]}")
-        sys.stderr.flush()
-
-    @contextlib.contextmanager
-    def working(self, words: str) -> Generator[None]:
-        """Show what takes long while it lasts, on a terminal."""
-        self.progress(words)
-        try:
-            yield
-        finally:
-            self.progress("")
-
-    def report(self, record: dict[str, Any]) -> None:
-        """Show a progress record of a call."""
-        percent: Any = record.get("percent")
-        self.progress(str(record.get("message") or ""), percent if isinstance(percent, int | float) else 0.0)
-
-    def write(self, document: Any) -> None:
-        """One JSON document: on one line for programs, indented for people."""
-        import json
-
-        import orjson
-
-        people = self.stdout.isatty()
-        option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if people else 0)
-        try:
-            text = orjson.dumps(document, default=_as_json, option=option)
-        except TypeError:  # a whole number beyond 64 bits
-            text = json.dumps(document, default=_as_json, indent=2 if people else None).encode()
-        self.stdout.write(text + b"\n")
-        self.stdout.flush()
-
-    def fail(self, failure: Failure) -> None:
-        """Write the failure of the command."""
-        if self.as_json:
-            # Shaped like any result, so that one reader serves both.
-            self.write(
-                {
-                    "status": "failed",
-                    "is_error": True,
-                    "structured_content": None,
-                    "invocation_id": None,
-                    "error": failure.envelope(self.trace_id),
-                    "metadata": {"replayed": False, "source": "synthetic"},
-                }
-            )
-            return
-        self.page(error=True).failure(failure, home=str(self.session.path))
-
-    @contextlib.contextmanager
-    def reserved(self) -> Generator[None]:
-        """With JSON, redirect output of tools and their modules to stderr: stdout is for the answer."""
-        if not self.as_json:
-            yield
-            return
-        sys.stdout.flush()
-        stdout = os.dup(1)
-        os.dup2(2, 1)
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-            os.dup2(stdout, 1)
-            os.close(stdout)
-
-
-def _as_json(value: Any) -> Any:
-    return dict(value) if hasattr(value, "keys") else str(value)
 
 
 def over_home(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
@@ -469,52 +341,3 @@ def held_token() -> str | None:
         words = f"{TOKEN} is set but empty, so the caller is unknown; set it to a token, or unset it to act as yourself"
         raise Failure("E3203", words, resolution=f"set {TOKEN} to a token, or run: env -u {TOKEN} interlock …")
     return held
-
-
-_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-
-
-def parse_span(_: click.Context, __: click.Parameter, value: str) -> int:
-    """A time such as 90m, in milliseconds."""
-    number, unit = value[:-1], value[-1:]
-    if not (number.isascii() and number.isdecimal() and len(number) < 7 and unit in _UNITS_MS and int(number)):
-        raise click.BadParameter("write a number and a unit: 30d, 12h, 90m")
-    return int(number) * _UNITS_MS[unit]
-
-
-def parse_json(text: str, what: str, *, or_stdin: bool = True) -> Any:
-    """JSON from the command line, or from stdin for `-`; other text is a usage error that names its source."""
-    from interlock.data.canonical import decode
-    from interlock.data.documents import Malformed, read_json
-
-    from_stdin = or_stdin and text == "-"
-    raw = _read_stdin(what) if from_stdin else text.encode()
-    try:
-        read_json(raw)
-        return decode(raw)  # whole numbers as they are, however long
-    except ValueError as error:
-        source = "stdin" if from_stdin else "the text given"
-        why = str(error) if isinstance(error, Malformed) else "a number in it is too long"
-        raise click.UsageError(f"{what}: {source} is unusable: {why}") from None
-
-
-MOST_STDIN = 64 << 20
-
-
-def _read_stdin(what: str) -> bytes:
-    """Read all of stdin, within a bound: it may be a device that never ends."""
-    try:
-        raw = sys.stdin.buffer.read(MOST_STDIN + 1)
-    except OSError:
-        raise click.UsageError(f"{what}: stdin cannot be read") from None
-    if len(raw) > MOST_STDIN:
-        raise click.UsageError(f"{what}: stdin holds more than {MOST_STDIN >> 20} MiB")
-    return raw
-
-
-NOT_GIVEN = object()
-
-
-def json_value(_: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """An option or argument in JSON, read before anything is opened: a typing error creates no data directory."""
-    return NOT_GIVEN if value is None else parse_json(value, str(parameter.name))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from interlock.cli.command import Session, reader_of
+from interlock.cli.command import reader_of
+from interlock.cli.output import Session
 
 
 def tool_names(context: click.Context, _: click.Parameter, begun: str) -> list[str]:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, at_server, looking, over_home, without_home
+from interlock.cli.command import at_server, looking, over_home, without_home
+from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
-    from interlock.store.shared_config import SharedConfig
+    from interlock.store.shared_version import SharedConfig
 
 Json = dict[str, Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

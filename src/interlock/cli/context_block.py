@@ -16,7 +16,7 @@ from interlock.window.tokens import estimate
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.call.results import Result
-    from interlock.cli.command import Output
+    from interlock.cli.output import Output
     from interlock.cli.remote import Server
 
 

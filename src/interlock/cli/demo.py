@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, without_home
+from interlock.cli.command import without_home
+from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.cli.render import Page

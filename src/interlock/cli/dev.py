@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, over_home, parse_json, refuse_token
+from interlock.cli.command import over_home, refuse_token
 from interlock.cli.environment import clear_credentials
+from interlock.cli.output import Output
+from interlock.cli.values import parse_json
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock

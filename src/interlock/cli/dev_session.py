@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import MOST_STDIN, Output, parse_json
+from interlock.cli.output import Output
 from interlock.cli.result_json import result_json
+from interlock.cli.values import MOST_STDIN, parse_json
 from interlock.core.expressions import expression
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from interlock.core.expressions import expression
 
 if TYPE_CHECKING:
+    from interlock.api.interlock import Interlock
     from interlock.settings import Settings
 
 _NAMES = expression(
@@ -33,6 +34,16 @@ _LEADING = frozenset(
     }
 )  # fmt: skip
 _PASSWORD = expression(r"://[^/\s:@]*:[^/\s@]+@")
+
+
+def prepare_server(app: Interlock) -> None:
+    """Clear the environment of credentials, and write logs as the settings say. Nothing was logged before."""
+    from interlock.privacy.redact import safe_log
+    from interlock.telemetry.logs import configure
+
+    settings = app.settings
+    clear_credentials(settings)
+    configure(settings.log_format, settings.log_level, redact=lambda text: safe_log(app.redactor, text))
 
 
 def clear_credentials(settings: Settings) -> list[str]:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, at_rest, at_server, looking, over_home
+from interlock.cli.command import at_rest, at_server, looking, over_home
+from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock

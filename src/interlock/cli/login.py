@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, anywhere, held_token, without_home
+from interlock.cli.command import anywhere, held_token, without_home
 from interlock.cli.logins import Login, login_file, remove_login, store_login, stored_login
+from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.cli.render import Page

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from interlock.cli.command import Output, anywhere, at_server, looking, over_home, parse_json, without_home
+from interlock.cli.command import anywhere, at_server, looking, over_home, without_home
 from interlock.cli.completion import tool_names
+from interlock.cli.output import Output
+from interlock.cli.values import parse_json
 from interlock.cli.viewer import Local, Remote, Viewer
 
 if TYPE_CHECKING:
@@ -246,8 +248,8 @@ def _answer_explanation(out: Output, viewer: Viewer, explanation: Json, who: str
 
 
 def _show_explanation(page: Page, viewer: Viewer, explanation: Json, name: str) -> None:
-    from interlock.cli.approvals import bounds_in_words
     from interlock.cli.render import BAD, GOOD, MAYBE, Text
+    from interlock.cli.standing_approvals import bounds_in_words
 
     decision: str = explanation["decision"]
     mark = {"allow": GOOD, "ask": MAYBE}.get(decision, BAD)

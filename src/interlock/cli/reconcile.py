@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import NOT_GIVEN, Output, at_server, json_value, over_home
+from interlock.cli.command import at_server, over_home
+from interlock.cli.output import Output
+from interlock.cli.values import NOT_GIVEN, json_value
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock

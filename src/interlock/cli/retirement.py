@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, acting, as_holder, at_server, over_home, reading
+from interlock.cli.command import acting, as_holder, at_server, over_home, reading
 from interlock.cli.completion import tool_names
+from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from interlock.cli.command import Output, at_rest, local_only, over_home, parse_span, require
+from interlock.cli.command import at_rest, local_only, over_home, require
+from interlock.cli.output import Output
+from interlock.cli.values import parse_span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

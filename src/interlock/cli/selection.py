@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from interlock.cli.command import Output, acting, as_holder, at_server, over_home
+from interlock.cli.command import acting, as_holder, at_server, over_home
+from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock

@@ -9,34 +9,52 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from interlock._version import __version__
-from interlock.cli.command import TOKEN, Output, refuse_token, without_home
-from interlock.cli.environment import clear_credentials
+from interlock.call.endpoints import ENDPOINTS, addresses, default_ports
+from interlock.cli.command import TOKEN, refuse_token, without_home
+from interlock.cli.environment import prepare_server
+from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     import asyncio
 
     from interlock.api.interlock import Interlock
+    from interlock.call.endpoints import Address
     from interlock.cli.render import Page
     from interlock.doors.listening import Listening
     from interlock.doors.server import Server
-    from interlock.doors.table import Address
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PORT = click.IntRange(0, 65535)
 _DELAY = "Behind a load balancer: after SIGTERM, go on serving for so long while /ready says no."
 
 
+def _ports(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options for the HTTP port, and for the port of each endpoint that has its own."""
+    own = {name: ENDPOINTS[name].label for name in default_ports()}
+    for name, label in reversed(own.items()):
+        command = click.option(f"--no-{name}", is_flag=True, help=f"Do not serve {label}.")(command)
+        port = click.option(
+            f"--{name}-port",
+            type=_PORT,
+            default=default_ports()[name],
+            show_default=True,
+            help=f"For {label}; 0 takes any.",
+        )
+        command = port(command)
+    words = f"For all but {', '.join(own.values())}; 0 takes any."
+    return click.option("--port", type=_PORT, default=8080, show_default=True, help=words)(command)
+
+
 @click.command(short_help="Serve your tools over REST, MCP, JSON-RPC and gRPC.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=_PORT, default=8080, show_default=True, help="For all but gRPC; 0 takes any.")
-@click.option("--grpc-port", type=_PORT, default=8081, show_default=True, help="For gRPC; 0 takes any.")
-@click.option("--no-grpc", is_flag=True, help="Do not serve gRPC.")
+@_ports
 @click.option("--cert", type=_FILE, help="A certificate chain (PEM), for TLS.")
 @click.option("--key", type=_FILE, help="Its private key (PEM).")
 @click.option("--name", "names", multiple=True, metavar="HOST", help="A host name clients may call it by; repeat.")
@@ -124,13 +142,11 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
     from interlock.core.errors import Failure
     from interlock.doors.listening import Listening
     from interlock.doors.server import serving
-    from interlock.privacy.redact import safe_log
-    from interlock.telemetry.logs import configure
 
     listening = Listening(
         host=given["host"],
         port=given["port"],
-        grpc_port=None if given["no_grpc"] else given["grpc_port"],
+        ports={name: given[f"{name}_port"] for name in default_ports() if not given[f"no_{name}"]},
         certificate=given["cert"],
         key=given["key"],
         names=given["names"],
@@ -139,8 +155,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
     )
     ended = _on_signals()
     async with Interlock.open(out.session.path, resume_approved=True) as app:
-        clear_credentials(app.settings)
-        configure(app.settings.log_format, app.settings.log_level, redact=lambda text: safe_log(app.redactor, text))
+        prepare_server(app)
         await _prepare(app, given)
         app.warm_up()
         async with serving(Service(app), listening) as server:
@@ -228,15 +243,12 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
     from interlock.core.collector import collect_seldom, exempt_loaded_modules
     from interlock.core.errors import Failure
     from interlock.doors.listening import DRAIN_S
-    from interlock.doors.table import open_stdio
-    from interlock.privacy.redact import safe_log
-    from interlock.telemetry.logs import configure
+    from interlock.doors.opening import open_stdio
 
     token = os.environ.get(TOKEN)
     ended = _on_signals()
     async with Interlock.open(out.session.path, resume_approved=True) as app:
-        clear_credentials(app.settings)
-        configure(app.settings.log_format, app.settings.log_level, redact=lambda text: safe_log(app.redactor, text))
+        prepare_server(app)
         # Stdout is the client's from the first byte, also while modules with tools are loaded.
         with Output(as_json=True, session=out.session).reserved():
             await _prepare(app, given)
@@ -292,8 +304,6 @@ async def _token(app: Interlock) -> str:
 
 
 async def _tell(out: Output, app: Interlock, listening: Listening, server: Server, token: str | None) -> None:
-    from interlock.doors.table import addresses
-
     scheme = "https" if listening.secure else "http"
     # An address that stands for all of them is no name to call by.
     everywhere = listening.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound

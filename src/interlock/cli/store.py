@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from interlock.cli.command import Output, refuse_token, without_home
+from interlock.cli.command import refuse_token, without_home
+from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.cli.render import Page

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from interlock.cli.command import Output, at_server, looking, over_home, parse_span
+from interlock.cli.command import at_server, looking, over_home
+from interlock.cli.output import Output
+from interlock.cli.values import parse_span
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock

@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli import admission, retirement, selection, window
-from interlock.cli.command import (
-    Output,
-    Session,
-    acting,
-    as_holder,
-    at_rest,
-    at_server,
-    looking,
-    over_home,
-    reading,
-)
+from interlock.cli.command import acting, as_holder, at_rest, at_server, looking, over_home, reading
 from interlock.cli.completion import tool_names
+from interlock.cli.output import Output, Session
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock

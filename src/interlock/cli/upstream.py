@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, at_rest, at_server, looking, over_home
+from interlock.cli.command import at_rest, at_server, looking, over_home
+from interlock.cli.output import Output
 from interlock.cli.upstream_add import LOOK_S, add, answer_report, counts, read_overlay, trying_out
 from interlock.cli.upstream_import import import_
 

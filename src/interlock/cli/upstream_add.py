@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from interlock.cli.command import Output, at_server, over_home
+from interlock.cli.command import at_server, over_home
+from interlock.cli.output import Output
+from interlock.contract.upstream_kinds import KINDS
 from interlock.core.record import dataclass
-from interlock.upstreams.kinds import KINDS
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock

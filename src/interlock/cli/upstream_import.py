@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, over_home
+from interlock.cli.command import over_home
+from interlock.cli.output import Output
 from interlock.cli.upstream_add import counts, explained, last_output, show_alone, trying_out
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from interlock.cli.command import Output, parse_json
+from interlock.cli.output import Output
 from interlock.cli.render import Text
 from interlock.cli.tickets import concerns, decided, document, parse_changes, short, show_brief, show_ticket
+from interlock.cli.values import parse_json
 from interlock.cli.viewer import Local, Remote, Viewer
 from interlock.core.errors import Failure
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
-
-if TYPE_CHECKING:
-    from interlock.call.context import Caller
 
 MOST_ITEMS, MOST_BYTES = 100, 1 << 20
 MOST_HANDOFFS, MOST_HANDED_OVER = 100, 4096
@@ -31,6 +28,35 @@ _BINARY = ("data", "blob")
 _NOT_FOR_MODELS = frozenset({"log"})
 VIEWS = ("model", "summary", "search")
 LONGEST_VERSION = 256
+
+
+class Link(Protocol):
+    """One link of the chain of a token."""
+
+    @property
+    def expires(self) -> int: ...
+
+
+class Rights(Protocol):
+    """What a token of a caller covers."""
+
+    @property
+    def links(self) -> Sequence[Link]: ...
+
+    def covers_resource(self, resource: str, /) -> bool: ...
+
+
+class Authority(Protocol):
+    """The authority of a call: that of its caller."""
+
+    @property
+    def scopes(self) -> Collection[str]: ...
+
+    @property
+    def capability(self) -> Rights | None: ...
+
+    @property
+    def acting(self) -> str: ...
 
 
 @dataclass(slots=True)
@@ -63,7 +89,7 @@ class Attached:
                 raise _wrong(f"a view is a text of up to {LONGEST_VIEW} characters for {', '.join(VIEWS)}")
             self.views[name] = text
 
-    def add_handoff(self, handoff: Mapping[str, Any], caller: Caller) -> None:
+    def add_handoff(self, handoff: Mapping[str, Any], caller: Authority) -> None:
         """Add a reference that hands work over; E3206 if it names more authority than the call has."""
         if len(self.handoffs) >= MOST_HANDOFFS:
             raise _wrong(f"a result holds at most {MOST_HANDOFFS} handoffs")
@@ -115,7 +141,7 @@ def binary(item: Json) -> bytes:
         raise _wrong("its data is not base64") from None
 
 
-def _handoff(handoff: Mapping[str, Any], caller: Caller) -> Json:
+def _handoff(handoff: Mapping[str, Any], caller: Authority) -> Json:
     """Check a handoff: the work, the agent or tool, the authority and the period."""
     what, to, lasts_s = handoff.get("what"), handoff.get("to"), handoff.get("expires_s")
     scopes, resources = _texts(handoff.get("scopes")), _texts(handoff.get("resources"))
@@ -151,7 +177,7 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= 512 and value.isprintable()
 
 
-def handoffs(attached: Attached, invocation_id: str, caller: Caller, now_ms: int) -> list[Json]:
+def handoffs(attached: Attached, invocation_id: str, caller: Authority, now_ms: int) -> list[Json]:
     """The handoffs of a call for its result. None of them outlasts the caller's own token."""
     links = () if caller.capability is None else caller.capability.links
     ends = [link.expires * 1000 for link in links]

@@ -127,7 +127,9 @@ class Contract:
     def tolerates_off_schema(self) -> bool:
         """Whether a result of an upstream that does not fit the schema is passed on with a warning."""
         execution = self.manifest.execution
-        return execution is not None and execution.kind == "upstream" and execution.native.get("off_schema") == "warn"
+        if execution is None or not self.manifest.runs_as.of_upstream:
+            return False
+        return execution.native.get("off_schema") == "warn"
 
     @cached_property
     def delivers(self) -> Json:
@@ -169,7 +171,7 @@ def class_faults(manifest: Manifest) -> list[str]:
     if timeout_class == "interactive" and manifest.network_policy.allowed_domains:
         faults.append("an interactive tool does no external I/O; drop allowed_domains or choose standard")
     declared = manifest.external_io and "external_io" in manifest.model_fields_set
-    remote = manifest.execution is not None and manifest.execution.kind == "upstream"
+    remote = manifest.runs_as.of_upstream
     if manifest.timeout_class == "interactive" and (declared or remote):
         words = "choose standard" if remote else "set external_io to false or choose standard"
         faults.append(f"an interactive tool does no external I/O; {words}")
@@ -193,7 +195,7 @@ def contract_of(manifest: Manifest) -> Contract:
         raise Failure("E3105", "private_output keeps every result, and persist_output: false keeps none; drop one")
     if manifest.expected_artifacts and (manifest.sandbox is None or not manifest.sandbox.artifacts):
         raise Failure("E3105", "expected_artifacts names files, and only a tool with sandbox.artifacts leaves any")
-    if manifest.idempotency.key != "caller" and (manifest.execution is None or manifest.execution.kind != "upstream"):
+    if manifest.idempotency.key != "caller" and not manifest.runs_as.of_upstream:
         raise Failure("E3105", "idempotency.key is caller, except for tools of an upstream, whose operator decides")
     writes = manifest.mutation_class != "read_only"
     # A manifest is not changed once it is read: its contracts, of which admission makes several, share its schemas.

@@ -8,21 +8,24 @@ decorated function stays callable as itself; only calls through Interlock are go
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
-import hashlib
 import inspect
-import io
-import re
 import sys
-import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import PurePath
-from typing import Any, Generic, ParamSpec, TypeVar, cast, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from pydantic import BaseModel
 
+from interlock.contract.declaration_faults import (
+    NEEDED,
+    faults_in_options,
+    missing_faults,
+    name_of,
+    positional_faults,
+    unknown_faults,
+)
 from interlock.contract.examples import Example
+from interlock.contract.function_identity import implementation_digest, target_of
 from interlock.contract.hints import PARAMETERS, Annotations, hints_of, is_context, parameter_hints, read_annotations
 from interlock.contract.manifest import (
     AddedType,
@@ -36,11 +39,10 @@ from interlock.contract.manifest import (
     ToolKind,
     parse_manifest,
 )
-from interlock.contract.pinned_source import LOADED, Pinned, pin
+from interlock.contract.pinned_source import Pinned, pin
 from interlock.contract.refusals import DeclarationRefusal, collected
 from interlock.contract.timeouts import TimeoutClass
 from interlock.core.errors import Failure
-from interlock.core.expressions import expression
 from interlock.data.explain import brief
 from interlock.data.schema import Fault, Json
 
@@ -230,11 +232,11 @@ def _kindly(declare: Options) -> Options:
 
     @functools.wraps(declare)
     def tool(*unnamed: Any, **stated: Any) -> Any:
-        faults = [*_unnamed(unnamed, stated), *_forgotten(stated), *_unknown(options, stated)]
+        faults = [*positional_faults(unnamed, stated), *missing_faults(stated), *unknown_faults(options, stated)]
         if not faults and not unnamed:
             return declare(**stated)
         known = {name: stated.get(name, option.default) for name, option in options.items()}
-        declarer = _declarer(known | {name: stated.get(name, line) for name, (line, _) in _NEEDED.items()}, faults)
+        declarer = _declarer(known | {name: stated.get(name, line) for name, (line, _) in NEEDED.items()}, faults)
         # Bare `@tool` and `tool(function, …)` get the function at once.
         return declarer(unnamed[0], above=2) if len(unnamed) == 1 and callable(unnamed[0]) else declarer
 
@@ -303,38 +305,6 @@ def tool(
     return _declarer(locals(), [])
 
 
-# The two options that cannot be guessed: the value that is most often right, and its meaning.
-_NEEDED = {
-    "version": ("1.0.0", ""),
-    "mutation_class": ("read_only", ", or write_reversible or write_irreversible if it changes anything"),
-}
-
-
-def _unnamed(unnamed: tuple[Any, ...], options: Json) -> Iterator[Fault]:
-    for one in unnamed:
-        if isinstance(one, str) and "name" not in options:
-            yield Fault("/name", f'options are named: write @tool(name="{one}", …)')
-        elif not callable(one) or len(unnamed) > 1:
-            yield Fault("", f"options are named: `{one!r}` has no name")
-
-
-def _forgotten(options: Json) -> Iterator[Fault]:
-    for name, (line, meaning) in _NEEDED.items():
-        if name not in options:
-            yield Fault(f"/{name}", f'`{name}` is missing: write @tool({name}="{line}"){meaning}')
-
-
-def _unknown(options: Mapping[str, Any], stated: Json) -> Iterator[Fault]:
-    for name in stated:
-        if name not in options:
-            near = difflib.get_close_matches(_ALSO_CALLED.get(name, name), options, n=1)
-            hint = f"; did you mean `{near[0]}`?" if near else f"; there are {', '.join(options)}"
-            yield Fault(f"/{name}", f"`{name}` is not an option of @tool{hint}")
-
-
-_ALSO_CALLED = {"timeout": "timeout_s", "window": "window_s", "summary": "description"}
-
-
 def _declarer(options: Mapping[str, Any], misuse: list[Fault]) -> Callable[..., Any]:
     def declare(function: Callable[..., Any], above: int = 1) -> Tool[..., Any]:
         # Tools may be declared inside a function, with types that exist only there.
@@ -353,7 +323,7 @@ def _declarer(options: Mapping[str, Any], misuse: list[Fault]) -> Callable[..., 
         try:
             parse_manifest(facts)  # faults are reported here, where they were written
         except Failure as failure:
-            faults += _in_options(failure, function, options)
+            faults += faults_in_options(failure, function, options)
         if faults or unread:
             return _refused(function, [*faults, *unread])
         return Tool(function, facts, annotations)
@@ -420,7 +390,7 @@ def _facts(
             return {}
         return value.model_dump(exclude_unset=option == "sandbox")
 
-    identifier, space = _name_of(function, stated)
+    identifier, space = name_of(function, stated)
     examples = [one if isinstance(one, Example) else Example(one) for one in listed("examples", (Mapping, Example))]
     facts: Json = {
         "tool_id": identifier,
@@ -473,13 +443,6 @@ def _facts(
     return facts
 
 
-def _name_of(function: Callable[..., Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the bare name of a tool and its namespace."""
-    identifier = options["name"] or function.__name__
-    space, _, last = identifier.rpartition(".") if isinstance(identifier, str) else ("", "", identifier)
-    return last, space or options["namespace"] or namespace_of(function)
-
-
 _LISTS = {
     "permissions": 'permissions=["filesystem:read:/srv/data"]',
     "scopes": 'scopes=["reports:write"]',
@@ -495,48 +458,7 @@ _LISTS = {
     "checkpoints": 'checkpoints=["half_done"]',
 }
 _ITEMS = {"effects": "Effect(…)", "examples": "objects", "known_pairs": "objects", "preconditions": "Precondition(…)"}
-# The parts of a manifest that come from an option of another name.
-_OPTION_OF = {
-    "name": "title", "required_permissions": "permissions", "required_scopes": "scopes", "timeout_default": "timeout_s",
-    "idempotency": "window_s", "resource_limits": "memory", "network_policy": "network",
-    "recorded_examples": "examples",
-    "checkpoint_config": "checkpoints", "retry_policy": "retry", "circuit_breaker_config": "breaker",
-}  # fmt: skip
 
-
-def _in_options(failure: Failure, function: Callable[..., Any], options: Mapping[str, Any]) -> Iterator[Fault]:
-    """Translate the faults of a manifest to the options that it was made from."""
-    listed: list[Json] = (failure.details or {}).get("faults", [])
-    for fault in listed:
-        first, _, rest = str(fault["pointer"])[1:].partition("/")
-        words = _PYDANTIC.sub("must ", str(fault["message"]))
-        if first == "tool_id":
-            yield Fault("/name", _renamed(*_name_of(function, options), words))
-            continue
-        option = _OPTION_OF.get(first, first)
-        given = options.get(option)
-        line = f"{option}={given!r}" if isinstance(given, str | int | float) else option
-        yield Fault(f"/{option}", f"`{line}` {words}" + _instead(option, given) + (f" (at {rest})" if rest else ""))
-
-
-_PYDANTIC = expression(r"\A(?:input|string|value|tuple|list) should ")
-
-
-def _renamed(name: str, space: str, words: str) -> str:
-    snake = re.sub(r"[^a-z0-9_]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_0123456789")
-    better = snake if len(snake) >= 3 else f"{space}_{snake}".strip("_")
-    return f'the tool\'s name `{name}` {words}: rename the function, or write name="{better}"'
-
-
-def _instead(option: str, given: Any) -> str:
-    choices: tuple[Any, ...] = get_args(Manifest.model_fields[option].annotation) if option in _CHOICES else ()
-    if choices:
-        near = difflib.get_close_matches(str(given), [one for each in choices for one in get_args(each)], 1, 0.4)
-        return f': write {option}="{near[0]}"' if near else ""
-    return f': write {option}="{_NEEDED[option][0]}"' if option in _NEEDED else ""
-
-
-_CHOICES = ("mutation_class", "timeout_class")
 
 _PLAIN_FACTS = (
     "title", "timeout_class", "search_hint", "tool_kind", "concurrency_safe", "isolated_calls", "restart_safe",
@@ -544,102 +466,6 @@ _PLAIN_FACTS = (
     "redact_results", "max_inline_chars", "max_result_bytes", "persist_output", "private_output", "priority",
     "estimated_cost", "external_service",
 )  # fmt: skip
-
-
-def from_manifest(manifest: Manifest, function: Callable[..., Any], handlers: Mapping[str, Any]) -> Tool[..., Any]:
-    """Make a tool that a manifest declares and a plain function serves: JSON in, JSON out."""
-    context = next((name for name, hint in hints_of(function).items() if is_context(hint)), None)
-    plain = Annotations(context=context)
-    tool: Tool[..., Any] = Tool(function, manifest.model_dump(), plain, manifest)
-    tool.handlers.update(handlers)
-    return tool
-
-
-def without_function(manifest: Manifest) -> Tool[..., Any]:
-    """Make a tool that a manifest declares and no Python function serves: its executor does everything."""
-    execution = manifest.execution
-    assert execution is not None
-
-    def stand_in(**_: Any) -> Any:
-        where = "" if manifest.sandbox is None else ", in the sandbox"
-        raise Failure("E3405", f"{manifest.address} is {manifest.runs_as.noun}: only Interlock calls it{where}")
-
-    async def check(**arguments: Any) -> None:
-        execution.words(arguments)
-
-    stand_in.__name__ = manifest.tool_id
-    tool: Tool[..., Any] = Tool(
-        stand_in,
-        {"namespace": manifest.namespace, "tool_id": manifest.tool_id, "version": manifest.version},
-        Annotations(),
-        manifest,
-    )
-    if execution.argv:
-        tool.handlers["check"] = check
-    tool.is_async = True  # nothing of it runs in a thread
-    # Progress that its executor reports is passed on.
-    tool.takes_context = manifest.reports_progress
-    return tool
-
-
-def from_nowhere(manifest: Manifest, why: Failure) -> Tool[..., Any]:
-    """Make a tool whose code is unavailable. Nothing of it runs."""
-
-    async def missing(**_: Any) -> Any:
-        raise why
-
-    missing.__name__ = manifest.tool_id
-    return Tool(missing, manifest.model_dump(), Annotations(), manifest)
-
-
-def target_of(function: Callable[..., Any]) -> str:
-    """Return where a function is found: its module's own name and its qualified name, whatever file it
-    was loaded from.
-    """
-    module = function.__module__
-    name = module.rsplit(".", 1)[-1] if module.startswith(LOADED) else module
-    return f"{name}:{function.__qualname__}"
-
-
-def namespace_of(function: Callable[..., Any]) -> str:
-    """Return the default namespace of a function: the name of its module, or of the file that is being run."""
-    module = function.__module__
-    if module == "__main__":
-        module = PurePath(getattr(sys.modules["__main__"], "__file__", None) or "main").stem
-    return re.sub(r"[^a-z0-9_]+", "_", module.rsplit(".", 1)[-1].lower()).strip("_") or "main"
-
-
-_NOISE = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER)
-
-
-def implementation_digest(*functions: Callable[..., Any], pinned: Pinned | None = None) -> str | None:
-    """SHA-256 over the functions' source without comments and blank lines; None if there is no source.
-
-    `pinned`: the whole text of a tool that runs in the sandbox, covered to the letter.
-    """
-    try:
-        return digest_of_sources(map(inspect.getsource, functions), pinned)
-    except (OSError, TypeError):
-        return None
-
-
-def digest_of_sources(sources: Iterable[str], pinned: Pinned | None) -> str | None:
-    """The same of functions whose source is known."""
-    hasher = hashlib.sha256()
-    for source in sources:
-        text = inspect.cleandoc("\n" + source)
-        try:
-            tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-        except (tokenize.TokenError, IndentationError):
-            return None
-        tokens_ = [token for token in tokens if token.type not in _NOISE]
-        # The end of the last line is present or not, depending on whether a comment follows it.
-        last = max((at for at, token in enumerate(tokens_) if token.type == tokenize.NEWLINE), default=-1)
-        for at, token in enumerate(tokens_):
-            hasher.update(f"{token.type}:{'' if at == last else token.string}\n".encode())
-    if pinned is not None:
-        hasher.update(pinned.digest.encode())
-    return hasher.hexdigest()
 
 
 def tools_in(namespace: Mapping[str, Any]) -> list[Tool[..., Any]]:

@@ -39,8 +39,7 @@ def manifest_faults(manifest: Manifest) -> list[str]:
     if manifest.mutation_class == "read_only" and manifest.effects:
         faults.append("a read_only tool has no effects; remove them or choose a write class")
     if manifest.mutation_class == "write_reversible" and not manifest.compensable:
-        upstream = manifest.execution is not None and manifest.execution.kind == "upstream"
-        how = "say how in the overlay: undo" if upstream else "add a @tool.compensate handler"
+        how = "say how in the overlay: undo" if manifest.runs_as.of_upstream else "add a @tool.compensate handler"
         faults.append(f"a write_reversible tool can be undone: {how}")
     if manifest.mutation_class == "write_irreversible" and not manifest.previews:
         faults.append("a write_irreversible tool can be looked at first: add a @tool.preview handler")

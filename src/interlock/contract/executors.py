@@ -21,8 +21,10 @@ class ExecutorKind:
     same module if every tool of the kind is sandboxed. `noun` is for messages. `fields` are the parts of `execution`
     that belong to this kind. `standard` is where its tools run, in the words of Agent Tool. `in_process`: the target is
     a Python function, which is loaded here and, without a sandbox, called here. Tools of other kinds have no handlers,
-    so they cannot be undone and are previewed from the effects that they declare. `provided_by` says how tools of the
-    kind are added, if not by a manifest in a file.
+    so they cannot be undone and are previewed from the effects that they declare. `of_upstream`: the system that runs
+    them belongs to others, so a call is external I/O and may fail for reasons that pass, and the operator of Interlock
+    states in an overlay how calls are undone and where their keys come from. `provided_by` says how tools of the kind
+    are added, if not by a manifest in a file.
     """
 
     module: str
@@ -32,6 +34,7 @@ class ExecutorKind:
     standard: Literal["local", "shell", "remote"] = "remote"
     in_process: bool = False
     reports_progress: bool = False
+    of_upstream: bool = False
     provided_by: str | None = None
 
     @property
@@ -59,6 +62,7 @@ EXECUTORS: Final[Mapping[str, ExecutorKind]] = {
         "interlock.executors.remote",
         "a tool of an upstream",
         fields=frozenset(("native", "undo")),
+        of_upstream=True,
         provided_by="is an upstream's: add the upstream, and its tools come with it",
     ),
 }

@@ -18,7 +18,8 @@ from typing import Any, get_args
 import orjson
 
 from interlock.contract.context import CallContext
-from interlock.contract.declare import Tool, digest_of_sources
+from interlock.contract.declare import Tool
+from interlock.contract.function_identity import digest_of_sources
 from interlock.contract.hints import Annotations
 from interlock.contract.manifest import HandlerName, Manifest
 from interlock.contract.pinned_source import Pinned

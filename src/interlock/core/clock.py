@@ -15,6 +15,9 @@ from interlock.core.record import dataclass, record
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
+# Times are below this, some thousand years from now; later ones come from no clock and no calendar can show them.
+END_MS = 10**14
+
 
 class _Random:
     """Random bytes from the system, fetched in blocks: one system call per id would cost more than the id itself."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.data.piece_schema import piece_of
 from interlock.data.subschemas import Places
 
 Json = dict[str, Any]
@@ -80,7 +81,7 @@ class Schema:
         """The schema of a piece of such data: all of it, an element of a list, some members of an object, a piece of a
         text. It is this schema itself where so many choices would be too costly to check.
         """
-        found = Schema(_piece_of(self.document))
+        found = Schema(piece_of(self.document))
         try:
             return found if found.fits else self
         except Failure:
@@ -382,37 +383,6 @@ def _is_affordable(schema: Json) -> bool:
 def _counted(one: _Digested) -> bool:
     schema, one.schema = one.schema, None
     return Places(schema or {}).checks(_MOST_CHECKS) <= _MOST_CHECKS
-
-
-_ABOUT_THE_WHOLE = frozenset(
-    {"required", "minProperties", "dependentRequired", "dependentSchemas", "if", "then", "else"}
-)
-_MOST_CHOICES = 100
-
-
-def _piece_of(schema: Json) -> Json:
-    """The schema of a piece of what `schema` describes. All that a piece may hold is described by `schema` too."""
-    shared = {name: schema[name] for name in ("$schema", "$defs", "definitions") if name in schema}
-    pieces: list[Any] = []
-    waiting: list[Any] = [{name: value for name, value in schema.items() if name not in shared}]
-    while waiting and len(pieces) < _MOST_CHOICES:
-        whole = waiting.pop()
-        pieces.append(whole)
-        if not isinstance(whole, dict):
-            continue
-        members = cast("Json", whole)
-        ref = str(members.get("$ref", "")).split("/")
-        if len(ref) == 3 and ref[0] == "#" and ref[1] in shared:
-            waiting.append(shared[ref[1]].get(ref[2]))
-        waiting += [*members.get("anyOf", ()), *members.get("oneOf", ())]
-        pieces += members.get("prefixItems", ())
-        if "items" in members:
-            pieces.append(members["items"])
-        if _ABOUT_THE_WHOLE & members.keys():
-            pieces.append({name: value for name, value in members.items() if name not in _ABOUT_THE_WHOLE})
-        if members.get("type") == "string":
-            pieces.append({"type": "string"})
-    return {**shared, "anyOf": pieces}
 
 
 def close(schema: Json) -> Json:

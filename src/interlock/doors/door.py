@@ -1,4 +1,4 @@
-"""The interface between a server and one endpoint. doors/table.py lists all endpoints."""
+"""The interface between a server and one endpoint. call/endpoints.py lists all endpoints."""
 
 from __future__ import annotations
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from interlock.call.endpoints import default_ports
 from interlock.core.record import dataclass
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -14,11 +16,14 @@ DRAIN_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """The addresses and TLS files of a server. `names` are host names that clients may use besides loopback."""
+    """The addresses and TLS files of a server. `names` are host names that clients may use besides loopback.
+
+    `ports` are those of endpoints that have their own; one without is left out.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
-    grpc_port: int | None = 8081
+    ports: Mapping[str, int] = field(default_factory=default_ports)
     certificate: Path | None = None
     key: Path | None = None
     names: Sequence[str] = ()

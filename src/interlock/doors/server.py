@@ -1,4 +1,4 @@
-"""The server: opens the endpoints of doors/table.py on one HTTP port and on ports of their own.
+"""The server: opens the endpoints of call/endpoints.py on one HTTP port and on ports of their own.
 
     head ─► Gate: Host and Origin ─► the route of the path (REST invoke, JSON-RPC, MCP, health, metrics)
                                  └─► the wide API
@@ -24,7 +24,7 @@ from interlock.core.errors import Failure
 from interlock.doors.door import EVERYTHING_ELSE, Door, Key, Later
 from interlock.doors.gate import Gate
 from interlock.doors.listening import Listening
-from interlock.doors.table import open_doors
+from interlock.doors.opening import open_doors
 from interlock.http.route import Route
 
 if TYPE_CHECKING:
@@ -50,10 +50,6 @@ class Server:
         self.port = 0
         # The ports of doors that have their own.
         self.ports: dict[str, int] = {}
-
-    @property
-    def grpc_port(self) -> int | None:
-        return self.ports.get("grpc")
 
     async def start(self) -> None:
         """Open the endpoints. Returns when they answer."""

@@ -45,7 +45,8 @@ from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.record import NamedTuple, dataclass
 from interlock.effects.lock_sharing import ASK_AFTER_S, ASK_AT_LEAST_S, RemoteSharing, Sharing
-from interlock.store.home import Home, Instance
+from interlock.store.home import Home
+from interlock.store.instance import Instance
 
 Mode = Literal["read", "write"]
 

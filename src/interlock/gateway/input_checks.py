@@ -6,6 +6,7 @@ import copy
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from interlock.call.endpoints import key_example, no_identity
 from interlock.call.phases import ABSENT, Mutated, Request, Requested
 from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
@@ -20,15 +21,6 @@ from interlock.gateway.handlers import faults_by
 # are as many, as one change of the whole input.
 MOST_RECORDED = 1000
 _KEY = expression(r"[\x21-\x7e]{1,255}\Z")
-# How callers of each endpoint write an idempotency key.
-_KEY_EXAMPLES = {"cli": "--key order-17", "library": 'key="order-17"'}
-_KEY_EXAMPLE = '"idempotency_key": "order-17"'
-# What to send if the key of a tool is the identity of the request, and the request has none.
-_NO_IDENTITY = {
-    "mcp": "missing; the key of this tool is the id of the request within its session, and this request has no session:"
-    ' send the header `Idempotency-Key: order-17`, or "interlock/key": "order-17" in `_meta`',
-    "rest": "missing; the key of this tool is the identity of the request: send the header `Idempotency-Key: order-17`",
-}
 
 
 def check_input(requested: Requested, given: Json) -> Json:
@@ -92,10 +84,10 @@ def _key_faults(tool: Prepared, request: Request) -> list[Fault]:
     if key is None:
         if request.dry_run:
             return []
-        example = _KEY_EXAMPLES.get(request.door, _KEY_EXAMPLE)
+        example = key_example(request.door)
         words = f"missing; a call that changes something needs a key of your own, say {example}"
         if tool.key_from == "request":
-            words = _NO_IDENTITY.get(request.door, words)
+            words = no_identity(request.door) or words
         return [Fault("/idempotencyKey", words)]
     if _KEY.match(key):
         return []

@@ -34,7 +34,7 @@ from interlock.store.port import Store, Transaction, Unit
 from interlock.store.started_reads import LeftNotes
 
 if TYPE_CHECKING:
-    from interlock.store.home import Instance
+    from interlock.store.instance import Instance
 
 SCOPE = "calls:reconcile"
 _CRASHED = CODES["E3404"]

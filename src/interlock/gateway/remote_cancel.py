@@ -15,7 +15,7 @@ import orjson
 from interlock.call.phases import REASONS, Reason
 from interlock.store import facts, idempotency, ledger
 from interlock.store.calls import BEGUN
-from interlock.store.home import Instance
+from interlock.store.instance import Instance
 from interlock.store.port import Reader, Store, Unit
 
 EVERY_S = 0.05

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from interlock.contract.contract import Contract
     from interlock.data.schema import Json
-    from interlock.integrations.toolkit import Toolkit
+    from interlock.integrations.kit import Kit
 
 # The id of the tool call that runs. LangChain gives it to `ainvoke`, and to `_arun` only the arguments.
 _call_id: ContextVar[str | None] = ContextVar("interlock_langchain_call", default=None)
@@ -28,7 +28,7 @@ class GovernedTool(BaseTool):
     """
 
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
-    _kit: Toolkit = PrivateAttr()
+    _kit: Kit = PrivateAttr()
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - LangChain's name
         call = cast("Json", input) if isinstance(input, dict) else {}
@@ -67,7 +67,7 @@ def _block(part: Json) -> Json:
     return {"type": kind, "base64": data, "mime_type": mime_type}
 
 
-def governed(kit: Toolkit, name: str, contract: Contract) -> GovernedTool:
+def governed(kit: Kit, name: str, contract: Contract) -> GovernedTool:
     """One tool, which calls through the toolkit."""
     tool = GovernedTool(
         name=name,

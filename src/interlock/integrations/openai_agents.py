@@ -10,10 +10,10 @@ from interlock.upstreams import formats
 if TYPE_CHECKING:
     from interlock.contract.contract import Contract
     from interlock.data.schema import Json
-    from interlock.integrations.toolkit import Toolkit
+    from interlock.integrations.kit import Kit
 
 
-def governed(kit: Toolkit, name: str, contract: Contract) -> Any:
+def governed(kit: Kit, name: str, contract: Contract) -> Any:
     """One tool as a `FunctionTool`, in strict mode if its schema has such a form. Failures are sent to the model."""
     declared = formats.declare(contract, "openai-responses", name=name, strict=True)
 

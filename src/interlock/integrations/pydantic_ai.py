@@ -14,7 +14,7 @@ from interlock.core.errors import ErrorCode
 
 if TYPE_CHECKING:
     from interlock.data.schema import Json
-    from interlock.integrations.toolkit import Toolkit
+    from interlock.integrations.kit import Kit
 
 # Interlock checks the arguments against the contract. pydantic-ai only has to know that they are an object.
 _OBJECT = SchemaValidator(core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema()))
@@ -23,7 +23,7 @@ _OBJECT = SchemaValidator(core_schema.dict_schema(core_schema.str_schema(), core
 class GovernedToolset(AbstractToolset[Any]):
     """The tools of one caller. Wrong arguments ask the model to try again, any other failure is final for the call."""
 
-    def __init__(self, kit: Toolkit, *, defer: bool) -> None:
+    def __init__(self, kit: Kit, *, defer: bool) -> None:
         self._kit = kit
         self._defer = defer
 

@@ -20,15 +20,12 @@ from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.core.shared_work import SharedWork
 from interlock.data.bounds import check_unicode
+from interlock.registry.stored_versions import StoredVersions
 from interlock.registry.tool_code import (
-    admitted_source,
-    all_sources,
     code_here,
     native_code,
     refuse_other_code,
     reload_admitted,
-    runs_from_text,
-    stored_text_of,
     stored_tool,
     tool_from_text,
 )
@@ -61,15 +58,13 @@ class Catalog:
         self._whole: Whole | None = None
         # The tools that have changed since the whole was read.
         self._pending: frozenset[str] = frozenset()
-        self._contents: dict[str, Content] = {}
+        self._stored = StoredVersions(shared=shared)
         self._resolved: dict[tuple[str, str | None], Version] = {}
         self._finding = SharedWork[Version]()
         self._ready: dict[tuple[str, str | None], Prepared] = {}
         self._attached: dict[tuple[str, str], Tool[..., Any]] = {}
         self._origins: dict[str, dict[str, Tool[..., Any]]] = {}
         self._codes: dict[str, str] = {}
-        # The texts of sandboxed tools, by the digest of the tool's content, or why one cannot be used.
-        self._texts: dict[str, bytes | Failure] = {}
         self._epoch = -1
         # Has another number after each change. A read that was under way while it changed is not cached.
         self._log = Changelog()
@@ -179,12 +174,12 @@ class Catalog:
         revision, now_ms = self._log.number, self._clock.now_ms()
         some = None
         if whole is not None and len(pending) <= registry_changes.MOST:
-            some = await self._journal.read(partial(self._read_some, epoch=self._epoch, pending=pending))
+            some = await self._journal.read(partial(self._stored.read_some, epoch=self._epoch, pending=pending))
         if whole is None or some is None:
-            stored, sources = await self._journal.read(self._read_all)
+            stored, sources = await self._journal.read(self._stored.read_all)
             versions = [one for row in stored if (one := self._version(row, sources.get(row.digest))) is not None]
             fresh = Whole.of(versions, now_ms)
-            self._contents = {one.row.digest: one.content for one in versions}
+            self._stored.contents = {one.row.digest: one.content for one in versions}
             changed = fresh.tools
         else:
             addresses, read = some
@@ -198,63 +193,13 @@ class Catalog:
             self._whole, self._pending = fresh, frozenset()
         return fresh
 
-    def _read_some(self, reader: Reader, *, epoch: int, pending: frozenset[str]) -> _Some | None:
-        """Read some tools, and others that change meanwhile, so that all are as they were at one moment.
-
-        None if it is not known which those are.
-        """
-        for _ in range(_MOST_TRIES):
-            since = registry_changes.since(reader, epoch)
-            if since.addresses is None or len(pending | since.addresses) > registry_changes.MOST:
-                return None
-            addresses = pending | since.addresses
-            stored = self._with_manifests(reader, tools.versions_of(reader, addresses)) if addresses else []
-            read = [(one, admitted_source(reader, one.digest)) for one in stored]
-            self._read_texts(reader, {one.digest: source for one, source in read})
-            if registry_changes.epoch(reader) == since.epoch:
-                return _Some(addresses, read)
-        return None
-
-    def _read_all(self, reader: Reader) -> tuple[list[tools.ToolVersionRow], dict[str, str]]:
-        """Read every version in one statement, and the digests of the texts that loading them executes."""
-        # Manifests are most of the data, and those read before are known by their digests.
-        stored = tools.all_without_manifests(reader)
-        if sum(one.digest not in self._contents for one in stored) > _ONE_BY_ONE:
-            stored = tools.all_versions(reader)
-        else:
-            stored = self._with_manifests(reader, stored)
-        sources = all_sources(reader)
-        self._read_texts(reader, {one.digest: sources.get(one.digest) for one in stored})
-        return stored, sources
-
-    def _read_versions(self, reader: Reader, address: str) -> list[tuple[tools.ToolVersionRow, str | None]]:
-        """Read the versions of a tool, each with the digest of the text that loading it executes."""
-        read = [(one, admitted_source(reader, one.digest)) for one in tools.versions(reader, address)]
-        self._read_texts(reader, {one.digest: source for one, source in read})
-        return read
-
-    def _read_texts(self, reader: Reader, sources: dict[str, str | None]) -> None:
-        """Read the texts of sandboxed tools that machines share: a version is bound where nobody can wait for them."""
-        for digest, source in sources.items() if self._shared else ():
-            if runs_from_text(source) and not isinstance(self._texts.get(digest), bytes):
-                text = stored_text_of(reader, digest)
-                if text is not None:
-                    self._texts[digest] = text
-
-    def _with_manifests(self, reader: Reader, stored: list[tools.ToolVersionRow]) -> list[tools.ToolVersionRow]:
-        """The same rows, with the manifests of those that were not read before."""
-        return [
-            one if one.digest in self._contents else one._replace(manifest=tools.manifest(reader, *one[:3]))
-            for one in stored
-        ]
-
     def _version(self, stored: tools.ToolVersionRow, source: str | None) -> Version | None:
         """Return a version as it was read; None if it was removed since."""
-        content = self._contents.get(stored.digest)
+        content = self._stored.contents.get(stored.digest)
         if content is None:
             if stored.manifest is None:
                 return None
-            content = self._contents[stored.digest] = Content(stored.manifest, stored.digest)
+            content = self._stored.contents[stored.digest] = Content(stored.manifest, stored.digest)
         return Version(_row(stored, content.manifest), partial(self._bind, source=source), content)
 
     async def exact(self, address: str, version: str, caller: object = None) -> Version:
@@ -386,7 +331,7 @@ class Catalog:
         known = self._versions.get(address)
         if known is None:
             revision = self._log.number
-            stored = await self._journal.read(lambda reader: self._read_versions(reader, address))
+            stored = await self._journal.read(lambda reader: self._stored.read_versions(reader, address))
             versions = (self._version(one, source) for one, source in stored)
             known = {one.row.version: one for one in versions if one is not None}
             if known and revision == self._log.number:
@@ -423,7 +368,7 @@ class Catalog:
     def release(self) -> None:
         """Release what is cached, at the end: parts of a closed data directory may refer to each other for a while."""
         self._drop()
-        self._contents.clear()
+        self._stored.contents.clear()
 
     async def _refresh(self) -> None:
         if self._clock.monotonic() >= self._changes.fresh_until:
@@ -470,8 +415,8 @@ class Catalog:
     def _loaded(self, row: Row, source: str | None) -> Tool[..., Any]:
         if self._shared or row.origin.startswith("upstream:"):
             stored = stored_tool(row.manifest, row.origin)
-            if stored is None and row.digest in self._texts:
-                stored = tool_from_text(row.manifest, self._texts[row.digest])
+            if stored is None and row.digest in self._stored.texts:
+                stored = tool_from_text(row.manifest, self._stored.texts[row.digest])
             if stored is not None:
                 return stored
         # INVARIANT: loading executes the module, so the text of an isolated tool is compared before it is loaded, and
@@ -520,8 +465,6 @@ def contract_digest(tool: Tool[..., Any]) -> str:
 
 
 _MOST_ADDRESSES = 20_000
-_ONE_BY_ONE = 100  # above this number of manifests, all are read in one statement
-_MOST_TRIES = 4  # of reading what has changed, while other processes change more
 
 
 class _Looked(NamedTuple):
@@ -529,13 +472,6 @@ class _Looked(NamedTuple):
 
     known: int
     since: registry_changes.Changed
-
-
-class _Some(NamedTuple):
-    """The versions of some tools, each with the digest of the text that loading it executes."""
-
-    addresses: frozenset[str]
-    versions: list[tuple[tools.ToolVersionRow, str | None]]
 
 
 def _name(tool: Tool[..., Any]) -> str:

@@ -12,14 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from interlock.contract.declare import (
-    Tool,
-    from_manifest,
-    implementation_digest,
-    tools_in,
-    without_function,
-)
+from interlock.contract.declare import Tool, tools_in
+from interlock.contract.function_identity import implementation_digest
 from interlock.contract.manifest import Execution, Manifest, Sandboxing, parse_manifest
+from interlock.contract.manifest_tools import from_manifest, without_function
 from interlock.contract.pinned_source import LOADED, pin, source_digest
 from interlock.core.errors import Failure
 from interlock.data.documents import Malformed, read_json, read_yaml

@@ -176,8 +176,8 @@ def stored_tool(manifest: str, origin: str) -> Tool[..., Any] | None:
 
     So machines that share the store need no file of it. None for every other tool.
     """
-    from interlock.contract.declare import without_function
     from interlock.contract.manifest import parse_manifest
+    from interlock.contract.manifest_tools import without_function
 
     kind = origin.partition(":")[0]
     if kind not in ("upstream", "manifest"):

@@ -174,6 +174,6 @@ class Stranded(Failure):
 
     @property
     def prepared(self) -> Prepared:
-        from interlock.contract.declare import from_nowhere
+        from interlock.contract.manifest_tools import from_nowhere
 
         return self._version._with(from_nowhere(self._version.contract.manifest, self))  # pyright: ignore[reportPrivateUsage] - two halves of one thing

@@ -12,11 +12,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from typing import cast
 
 from interlock.core.errors import Failure
 from interlock.store import transaction as units
 from interlock.store.connection import SqliteConnection
-from interlock.store.home import Home, store_failure
+from interlock.store.failures import store_failure
+from interlock.store.home import Home
 from interlock.store.last_head import SignedHead, anchor_line, ends
 from interlock.store.port import Reader, Transaction
 from interlock.store.signing import Signer
@@ -68,7 +70,7 @@ def _connect(home: Home) -> Administration:
     if not home.near:
         from interlock.store.postgres.administration import connect
 
-        return connect(home)
+        return cast("Administration", connect(home))
     patience_s = _LOCK_PATIENCE_S
     connection = sqlite3.connect(home.database, timeout=patience_s, isolation_level=None, factory=Administration)
     connection.turns = Turns(home.turns)

@@ -24,7 +24,8 @@ from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.store.connection import SqliteConnection
 from interlock.store.copying import filled
-from interlock.store.home import MARK, Home, store_failure
+from interlock.store.failures import store_failure
+from interlock.store.home import MARK, Home
 from interlock.store.last_head import path_of
 from interlock.store.schema_version import APPLICATION_ID, is_known
 from interlock.store.sealing import Box, keys_in_use

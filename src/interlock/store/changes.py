@@ -35,7 +35,8 @@ from interlock.core.record import NamedTuple
 from interlock.core.threads import DISK
 from interlock.store.connection import SqliteConnection, StoreError
 from interlock.store.epochs import Epochs
-from interlock.store.home import Home, store_failure
+from interlock.store.failures import store_failure
+from interlock.store.home import Home
 from interlock.store.port import Listener, Reader
 
 T = TypeVar("T")

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from interlock.core.errors import Failure
-from interlock.core.record import NamedTuple
 from interlock.store import schema_version
-from interlock.store.home import Home, store_failure
+from interlock.store.columns import Columns, tables
+from interlock.store.failures import store_failure
+from interlock.store.home import Home
 from interlock.store.port import Reader
 from interlock.store.schema_version import schema_of
 from interlock.store.timekeeping import reached
@@ -29,19 +30,6 @@ Progress = Callable[[int, int], None]
 # The number of rows of every table, and a digest of them that does not depend on their order.
 Contents = dict[str, tuple[int, str]]
 _AT_ONCE = 500
-
-
-class Columns(NamedTuple):
-    """A table, its columns, and those of them that hold binary values on every database."""
-
-    table: str
-    names: tuple[str, ...]
-    binary: tuple[bool, ...]
-
-    @property
-    def select(self) -> str:
-        names = ", ".join(f'"{name}"' for name in self.names)
-        return f'SELECT {names} FROM "{self.table}"'  # noqa: S608 - names of the schema
 
 
 class Target(Protocol):
@@ -63,26 +51,6 @@ class Target(Protocol):
     def finish(self) -> None:
         """Let the store be opened."""
         ...
-
-
-def tables() -> list[Columns]:
-    """Every table of a store. The sums of payloads come last: triggers change them when payloads are written."""
-    import sqlalchemy as sa
-
-    from interlock.store.tables import SEALED, metadata
-
-    found = [
-        Columns(
-            table.name,
-            tuple(column.name for column in table.columns),
-            tuple(
-                isinstance(column.type, sa.LargeBinary) or (table.name, column.name) in SEALED
-                for column in table.columns
-            ),
-        )
-        for table in metadata.sorted_tables
-    ]
-    return sorted(found, key=lambda one: one.table == "payload_use")
 
 
 def contents(reader: Reader) -> Contents:

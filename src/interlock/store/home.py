@@ -8,16 +8,13 @@ newest anchor names; a new one is made only where nothing was ever signed.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import orjson
@@ -27,6 +24,9 @@ from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.store import epochs
 from interlock.store.connection import SqliteConnection
+from interlock.store.failures import RESTORE, no_room, store_failure
+from interlock.store.instance import Instance, held
+from interlock.store.journal_connection import apply_log, connect, connected, extend_log, for_journal
 from interlock.store.lock_board import Board, FileBoard
 from interlock.store.port import Listener, Reader
 from interlock.store.schema_version import APPLICATION_ID, is_known, refuse_running
@@ -34,29 +34,14 @@ from interlock.store.turns import Turns
 
 if TYPE_CHECKING:
     from interlock.store.epochs import Epochs
-    from interlock.store.shared_config import SharedConfig
+    from interlock.store.shared_version import SharedConfig
 
 _INSTANCE = expression(r"[0-9A-Z]{26}\Z")
 # The number of bytes at the end of the anchors file that are read: some twenty lines, which concurrent writers may have
 # swapped.
 _TAIL = 8192
-# The number of signs of life of dead processes that a starting process removes.
-_SWEPT_AT_ONCE = 10_000
 # The file that says of a data directory that it is a copy of one whose store is on a server.
 MARK = ".backup"
-RESTORE = (
-    "restore the whole data directory from one backup, its keys and its anchors.jsonl with it; to begin anew, knowing"
-    " that calls made before can then run again, move this data directory away or choose another"
-)
-
-
-# The database's log is cut back to this size once what it holds is in the database.
-LOG_BYTES = 64 * 2**20
-_PRAGMA_PATIENCE_S = 10.0
-# The log has 1,000 pages of 8 KiB when SQLite begins to overwrite it, and those of the batch that made it so long.
-_LOG_MIB = 9
-# With a cache that is too small for a transaction, SQLite writes pages to the log before the commit.
-_FEW_PAGES = 10
 
 
 # many methods: paths and signs of life on the one hand, access to the database on the other
@@ -223,11 +208,11 @@ class Home:
 
     def lock_board(self, instance: Instance) -> Board:
         """The board by which processes share their resource locks: a file, which those of this directory reach."""
-        return FileBoard(self, instance)
+        return FileBoard(self.path / "locks.board", instance)
 
     def apply_log(self) -> None:
         """Copy what the log of the database holds to its file, as far as no reader needs it. Writers go on."""
-        apply_log(self)
+        apply_log(self.database)
 
     def extend_log(self, connection: SqliteConnection) -> None:
         """Make the log of the database as long as it gets, in a transaction that is open. It is rolled back."""
@@ -300,11 +285,11 @@ class Home:
 
     def runs(self, owner: str) -> bool:
         """Whether the process with this instance id lives."""
-        return _INSTANCE.match(owner) is not None and _held(self.instances / f"{owner}.lock")
+        return _INSTANCE.match(owner) is not None and held(self.instances / f"{owner}.lock")
 
     def alive(self) -> int:
         """The number of processes that run on this home now, including this one if it does."""
-        return sum(_held(path) for path in self.instances.glob("*.lock"))
+        return sum(held(path) for path in self.instances.glob("*.lock"))
 
     def others(self) -> int:
         """The number of processes that run on other data directories of the same store now."""
@@ -314,7 +299,7 @@ class Home:
         """Yield what each living process on this home last wrote into its sign of life."""
         for path in sorted(self.instances.glob("*.lock")):
             try:
-                text = path.read_bytes() if _held(path) else b""
+                text = path.read_bytes() if held(path) else b""
                 if text:
                     yield path.stem, orjson.loads(text)
             except (OSError, ValueError):
@@ -335,14 +320,14 @@ class Home:
         if self.new:
             return None
         with ExitStack() as opened:
-            connection = opened.enter_context(closing(_connected(self.database, patience_s=10)))
+            connection = opened.enter_context(closing(connected(self.database, patience_s=10)))
             # Before anything of it is changed: the connection of a journal switches the database to WAL.
             if not self.is_ours(connection):
                 raise Failure("E3804", "the database in this data directory was not made by Interlock")
             if not is_known(connection):
                 return None
             self.wait_for_locks(connection, 0)
-            _for_journal(connection)
+            for_journal(connection)
             opened.pop_all()
         return connection
 
@@ -383,208 +368,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def connect(path: Path) -> SqliteConnection:
-    """A connection as the journal needs it: WAL, every commit on disk before it counts, no right to rewrite history."""
-    return _for_journal(_connected(path, patience_s=0))
-
-
-def _connected(path: Path, *, patience_s: float) -> SqliteConnection:
-    return sqlite3.connect(
-        path,
-        timeout=patience_s,
-        isolation_level=None,
-        check_same_thread=False,
-        cached_statements=256,
-        factory=SqliteConnection,
-    )
-
-
-def _for_journal(connection: SqliteConnection) -> SqliteConnection:
-    # A batch holds a savepoint. The pages that SQLite keeps to return to it would go to a file in a temporary directory
-    # from the ninth on. That costs a third of reserving keys, the directory may be read-only, and nothing of the
-    # database belongs there.
-    for pragma in (
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        "foreign_keys=ON",
-        "trusted_schema=OFF",
-        _REPLACING,
-        "temp_store=MEMORY",
-        f"journal_size_limit={LOG_BYTES}",
-    ):
-        _persist(connection, f"PRAGMA {pragma}")
-    connection.set_authorizer(_append_only)
-    return connection
-
-
-def apply_log(home: Home) -> None:
-    """Copy what the log of the database holds to its file, as far as no reader needs the log. Blocks; writers go on."""
-    try:
-        with closing(sqlite3.connect(home.database, timeout=0, isolation_level=None)) as connection:
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-    except sqlite3.Error:
-        pass  # another process does it just now, or the disk is full: then the next write says so
-
-
-def extend_log(connection: SqliteConnection) -> None:
-    """Make the log as long as it gets, by pages that are never committed; roll the open transaction back.
-
-    SQLite appends to the log until it has 1,000 pages, and from then on overwrites it. A commit that appends costs
-    about twice one that overwrites: the file system has to write the new length of the file as well.
-    """
-    (pages,) = connection.one("PRAGMA cache_size")
-    try:
-        connection.execute(f"PRAGMA cache_size={_FEW_PAGES}")
-        connection.execute("CREATE TABLE filling (content BLOB)")
-        for _ in range(_LOG_MIB):
-            connection.execute("INSERT INTO filling VALUES (zeroblob(?))", (2**20,))
-    finally:
-        connection.execute(f"PRAGMA cache_size={pages}")
-        if connection.in_transaction:  # which a full disk has ended
-            connection.execute("ROLLBACK")
-
-
-def _persist(connection: sqlite3.Connection, statement: str) -> None:
-    """Run a pragma that may meet another process's lock for a moment.
-
-    SQLite's own busy timeout does not cover the switch to WAL: of two connections that switch at once, one is refused
-    immediately.
-    """
-    give_up = time.monotonic() + _PRAGMA_PATIENCE_S
-    while True:
-        try:
-            connection.execute(statement)
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() >= give_up:
-                raise
-        time.sleep(0.001)
-
-
-# Replacing a row removes one, and meets the trigger that removing meets.
-_REPLACING = "recursive_triggers=ON"
-_LEDGER = frozenset({"journal", "anchor", "segment"})
-_GUARDS = frozenset({"writable_schema", "recursive_triggers"})
-_REWRITES = frozenset({sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE})
-
-
-def _append_only(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    # INVARIANT: the running program has no right to change or remove a record, whatever code asks it to.
-    if action == sqlite3.SQLITE_PRAGMA:
-        forbidden = (first or "").lower() in _GUARDS and second is not None
-    elif action in (sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_DROP_TRIGGER):
-        forbidden = second in _LEDGER
-    else:
-        forbidden = action in _REWRITES and first in _LEDGER
-    return sqlite3.SQLITE_DENY if forbidden else sqlite3.SQLITE_OK
-
-
-class Instance:
-    """This process's sign of life: a lock file that the kernel releases when the process dies, however it dies."""
-
-    # Whether others have taken this process for dead while it lived. The kernel knows better.
-    lost = False
-
-    def __init__(self, home: Home, instance_id: str) -> None:
-        self.id = instance_id
-        self.home = home
-        self._file = _hold(home.instances / f"{instance_id}.lock")
-        _sweep(home.instances)
-
-    def alive(self, owner: str) -> bool:
-        """Whether the process that wrote this owner id still lives."""
-        return owner == self.id or self.home.runs(owner)
-
-    def report(self, document: dict[str, Any]) -> None:
-        """Write how this process is into its sign of life, for others on this home to read: `Home.signs_of_life`."""
-        try:
-            text = orjson.dumps(document)
-            os.pwrite(self._file.fileno(), text, 0)
-            os.ftruncate(self._file.fileno(), len(text))
-        except OSError:
-            pass  # a full disk is told in other ways
-
-    def close(self) -> None:
-        (self.home.instances / f"{self.id}.lock").unlink(missing_ok=True)
-        self._file.close()
-
-
-def _hold(path: Path) -> IO[str]:
-    """Make and lock a sign of life. Nobody else holds it, but a process that looks has it for a moment."""
-    while True:
-        file = open(path, "w")  # noqa: SIM115 - held for life
-        fcntl.flock(file, fcntl.LOCK_EX)
-        # INVARIANT: what is locked is what the name leads to. Somebody may have swept it away before it was locked.
-        if _leads_to(path, file):
-            return file
-        file.close()
-
-
-def _sweep(instances: Path) -> None:
-    """Remove the signs of life of processes that have died; they could not do it themselves."""
-    for path in islice(instances.glob("*.lock"), _SWEPT_AT_ONCE):
-        try:
-            with open(path) as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _leads_to(path, file):
-                    path.unlink()
-        except OSError:
-            continue  # it lives, or is another user's, or somebody else removes it
-
-
-def _leads_to(path: Path, file: IO[str]) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def _held(path: Path) -> bool:
-    """Whether the process whose sign of life this is still lives."""
-    try:
-        with open(path) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return True  # what another user runs cannot be looked at; nobody is taken for dead without proof
-    except FileNotFoundError:
-        pass  # it has closed, maybe just now
-    return False
-
-
-_BUSY = ("database is locked", "too many", "server is out of memory")
-_FOREIGN = ("not a database", "malformed", "encrypted")
-# What a server lacks for a moment. Nothing was done for a caller who hears of it.
-_EXHAUSTED = ("too many connections", "server is out of memory")
-
-
-def no_room(error: sqlite3.Error | OSError) -> Failure | None:
-    """The failure to tell when an error means that the disk is full; None when it means something else."""
-    if isinstance(error, OSError):
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    else:
-        # Where the index of its log finds no room, SQLite speaks of an I/O error; readers need that index too.
-        code = getattr(error, "sqlite_errorcode", None)
-        full = code == sqlite3.SQLITE_IOERR_SHMSIZE or "disk is full" in str(error)
-    if not full:
-        return None
-    return Failure(
-        "E3803",
-        "the disk that holds the data directory is full",
-        resolution="make room on the disk, then send the call again",
-    )
-
-
-def store_failure(error: sqlite3.Error, attempt: Literal["read", "written", "used"] = "used") -> Failure:
-    """Convert a database error to a failure, without the path or the statement. `attempt` is what was tried."""
-    if (full := no_room(error)) is not None:
-        return full
-    text = str(error)
-    if attempt != "written" and any(words in text for words in _EXHAUSTED):
-        return Failure("E3001", f"the store cannot be {attempt} now: {text}", retry_after_ms=1000)
-    if any(words in text for words in _FOREIGN):
-        return Failure("E3804", "the database in this data directory is damaged or not a database")
-    if any(words in text for words in _BUSY):
-        return Failure("E3803", f"the journal cannot be {attempt} now: {text}")
-    return Failure("E3801", f"the journal cannot be {attempt}: {text}")

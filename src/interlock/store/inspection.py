@@ -15,7 +15,8 @@ from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.store.connection import StoreError
 from interlock.store.expressions import member, text_contains
-from interlock.store.home import Home, no_room
+from interlock.store.failures import no_room
+from interlock.store.home import Home
 from interlock.store.port import Reader
 from interlock.store.tools import manifest
 

@@ -46,7 +46,8 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK, SOON
 from interlock.store.changes import MAX_STALE_S, ChangeReader
-from interlock.store.home import Home, store_failure
+from interlock.store.failures import store_failure
+from interlock.store.home import Home
 from interlock.store.port import EarlyRow, Reader, Unit
 from interlock.store.signing import Signer
 from interlock.store.writer import Waiting, Writer

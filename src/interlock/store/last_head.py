@@ -26,7 +26,8 @@ import orjson
 
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
-from interlock.store.home import RESTORE, Home
+from interlock.store.failures import RESTORE
+from interlock.store.home import Home
 from interlock.store.port import Reader
 from interlock.store.signing import signed_by
 

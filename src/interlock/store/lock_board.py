@@ -22,7 +22,9 @@ import orjson
 from interlock.core.record import NamedTuple
 
 if TYPE_CHECKING:
-    from interlock.store.home import Home, Instance
+    from pathlib import Path
+
+    from interlock.store.instance import Instance
 
 Answer = Literal["alone", "held", "taken", "handing over"]
 # The number that the next ticket gets, and the entries of processes by their instance ids.
@@ -139,10 +141,10 @@ class FileBoard(Board):
     everybody is, so nothing here needs to reach the disk.
     """
 
-    def __init__(self, home: Home, instance: Instance) -> None:
+    def __init__(self, path: Path, instance: Instance) -> None:
         super().__init__(instance.id)
         self._alive = instance.alive
-        self._path = home.path / "locks.board"
+        self._path = path
         self._file: int | None = None
         self._seen_header = bytes(_HEADER.size)
 

@@ -19,7 +19,8 @@ from functools import cached_property, partial
 from typing import Generic, TypeVar
 
 from interlock.store.connection import SqliteConnection
-from interlock.store.home import Home, store_failure
+from interlock.store.failures import store_failure
+from interlock.store.home import Home
 
 T = TypeVar("T")
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from interlock.core.errors import Failure
-from interlock.core.record import NamedTuple
 from interlock.default_settings import Effective, defaults_if_unstated
 from interlock.store import records
 from interlock.store.home import Home
 from interlock.store.inspection import opened
 from interlock.store.schema_version import schema_of
+from interlock.store.shared_version import SharedConfig
 
 if TYPE_CHECKING:
     from interlock.store.port import Reader, Transaction
@@ -28,15 +28,6 @@ POLICY, PRINCIPALS, SETTINGS = "policy.cedar", "principals.toml", "settings.toml
 FILES = (POLICY, PRINCIPALS, SETTINGS)
 _SINCE = "0018"
 _COLUMNS = "version, files, digest, pushed_by, at_ms"
-
-
-class SharedConfig(NamedTuple):
-    """One version of the shared configuration, with the texts by the names of the files."""
-
-    version: int
-    files: dict[str, str]
-    by: str
-    at_ms: int
 
 
 def newest(reader: Reader) -> SharedConfig | None:

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple, dataclass
 from interlock.store import layout
-from interlock.store.home import Home, no_room
+from interlock.store.failures import no_room
+from interlock.store.home import Home
 from interlock.store.port import Reader
 
 T = TypeVar("T")

@@ -21,7 +21,8 @@ from interlock.core.record import dataclass
 from interlock.store import last_head, records
 from interlock.store.anchors import Anchors
 from interlock.store.connection import OutcomeUnknown, Refused
-from interlock.store.home import Home, no_room, store_failure
+from interlock.store.failures import no_room, store_failure
+from interlock.store.home import Home
 from interlock.store.last_head import anchor_line
 from interlock.store.port import EarlyRow, Unit
 from interlock.store.signing import Signer

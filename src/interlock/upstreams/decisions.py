@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.call.connector import Discovered
-from interlock.contract.declare import Tool, without_function
 from interlock.contract.manifest import Manifest
+from interlock.contract.manifest_tools import without_function
 from interlock.contract.wire_names import shortened
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS
@@ -29,8 +29,11 @@ from interlock.upstreams.recipes import partners_of, remark_on
 from interlock.upstreams.repository import Offered, Page, Pinned, Upstream
 from interlock.upstreams.schemas import visible
 
+if TYPE_CHECKING:
+    from interlock.contract.declare import Tool
+
 FIRST_VERSION = "1.0.0"
-TryOut = Callable[[Sequence[Tool[..., Any]]], Awaitable[Sequence[TrialEvidence]]]
+TryOut = Callable[[Sequence["Tool[..., Any]"]], Awaitable[Sequence[TrialEvidence]]]
 
 
 # Characters of a name and of a reason for a refusal: both are stored and shown, and an upstream chooses them.

@@ -17,8 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-import pydantic
-
 from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
@@ -26,9 +24,10 @@ from interlock.data.schema import Json
 from interlock.net import addresses
 from interlock.upstreams import protobuf, wire
 from interlock.upstreams.grpc_channels import Channels
+from interlock.upstreams.grpc_config import GrpcConfig
 from interlock.upstreams.grpc_reflection import DISCOVERY_S, Metadata, reflect
 from interlock.upstreams.kinds import Site
-from interlock.upstreams.remote_config import Lent, Look, RemoteConfig, keep_hidden
+from interlock.upstreams.remote_config import Lent, Look
 from interlock.upstreams.response_limits import Intake, in_thread
 from interlock.upstreams.sender import Sender, Sleep
 
@@ -42,30 +41,6 @@ if TYPE_CHECKING:
 MOST_DETAILS = 10
 # Answers that cannot hold more values are decoded on the event loop.
 SMALL_VALUES = 1000
-
-
-class GrpcConfig(RemoteConfig):
-    """A gRPC service: `targets` are host:port. `services` names the ones to offer; by default all of them."""
-
-    targets: tuple[str, ...] = pydantic.Field(min_length=1, max_length=3)
-    plaintext: bool = False
-    services: tuple[str, ...] = ()
-
-    @pydantic.field_validator("targets")
-    @classmethod
-    def _addresses(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
-        for target in targets:
-            host, _, port = target.rpartition(":")
-            if not host or "/" in target or "@" in target or not port.isdecimal():
-                raise ValueError("a target is host:port")
-        return targets
-
-    @pydantic.model_validator(mode="after")
-    def _usable(self) -> GrpcConfig:
-        if self.auth is not None and self.auth.kind == "query":
-            raise ValueError("gRPC has no query; show the credential as bearer, basic or header")
-        keep_hidden(self, plain=self.plaintext)
-        return self
 
 
 class GrpcUpstream:

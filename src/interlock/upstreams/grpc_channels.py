@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import grpc
     import grpc.aio
 
-    from interlock.upstreams.grpc import GrpcConfig
+    from interlock.upstreams.grpc_config import GrpcConfig
 
 
 class Channel:

@@ -13,12 +13,13 @@ from typing import Any, cast
 from interlock.call.connector import Definition
 from interlock.contract.manifest import OWN_DESCRIPTION, Effect, Manifest, parse_manifest
 from interlock.contract.timeouts import infer_class
+from interlock.contract.upstream_kinds import UpstreamKind
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.data.canonical import digest as digest_of
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref
 from interlock.registry.admission import examine
-from interlock.upstreams.kinds import Kind, kind_of
+from interlock.upstreams.kinds import kind_of
 from interlock.upstreams.names import clean_id, in_words, tool_ids
 from interlock.upstreams.overlay import NO_OVERLAY, Judged, Overlay, ParameterOverlay, ToolOverlay, classify, unknown
 from interlock.upstreams.recipes import recipe_of
@@ -197,7 +198,7 @@ def to_manifest(
 
 
 def _contract(
-    done: Imported, upstream: str, kind: Kind, stated: ToolOverlay, needs: list[str], shared: Shared | None
+    done: Imported, upstream: str, kind: UpstreamKind, stated: ToolOverlay, needs: list[str], shared: Shared | None
 ) -> Json:
     """The parts of the manifest that follow from the definition and the overlay."""
     definition, judged = done.definition, done.judged
@@ -378,7 +379,7 @@ def _native(definition: Definition, stated: ToolOverlay) -> Json:
     return {word: value for word, value in definition.native.items() if word != "whole_result"}
 
 
-def _result(definition: Definition, kind: Kind, stated: ToolOverlay, shared: Shared | None) -> Json:
+def _result(definition: Definition, kind: UpstreamKind, stated: ToolOverlay, shared: Shared | None) -> Json:
     declared = stated.result_schema if stated.result_schema is not None else definition.output_schema
     schema = None if declared is None else cleaned(declared, "output", shared)
     if kind.protocol == "mcp":

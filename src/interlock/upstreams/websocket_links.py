@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import ssl
 
     from interlock.upstreams.frames import MeteredConnection
-    from interlock.upstreams.websocket import WebSocketConfig
+    from interlock.upstreams.websocket_config import WebSocketConfig
 
 CLOSE_S = 2.0
 # Services split large answers into frames; fragments of this size and more are not charged.

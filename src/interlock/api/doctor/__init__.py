@@ -80,7 +80,7 @@ def _follow(home: Home) -> None:
 def _run(name: str, check: Check, home: Home) -> Iterator[Finding]:
     from interlock.core.errors import Failure
     from interlock.store.connection import StoreError
-    from interlock.store.home import no_room
+    from interlock.store.failures import no_room
 
     try:
         yield from check(home)

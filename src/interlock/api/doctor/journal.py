@@ -129,8 +129,7 @@ def _unsigned(home: Home, reader: Reader) -> Iterator[Finding]:
 
 def _clock(home: Home, reader: Reader) -> Finding:
     """Whether this machine's time is behind what was written. Which of the two was wrong, nobody can tell."""
-    from interlock.audit.chain import END_MS
-    from interlock.core.clock import Clock, iso
+    from interlock.core.clock import END_MS, Clock, iso
     from interlock.core.formatting import span
     from interlock.store import inspection
     from interlock.store.timekeeping import steps

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from interlock.privacy.redact import Redactor
     from interlock.registry.catalog import Catalog
     from interlock.settings import Settings
-    from interlock.store.home import Instance
+    from interlock.store.instance import Instance
     from interlock.store.port import Store
     from interlock.store.sealing import Box
 

@@ -54,11 +54,12 @@ _OPTIONS = (
 
 
 def open_door(service: Service, listening: Listening) -> Door | None:
-    if listening.grpc_port is None:
+    port = listening.ports.get("grpc")
+    if port is None:
         return None
     secure = None if listening.certificate is None or listening.key is None else (listening.certificate, listening.key)
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
-    return GrpcDoor(service, address=f"{host}:{listening.grpc_port}", tls=secure, drain_s=listening.drain_s)
+    return GrpcDoor(service, address=f"{host}:{port}", tls=secure, drain_s=listening.drain_s)
 
 
 class GrpcDoor(Door):

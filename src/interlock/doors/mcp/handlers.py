@@ -21,7 +21,7 @@ from interlock.call.connector import ALONE, Interaction
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.doors.mcp.calling import Calling, Fault, Wanted, fault_of, no_trace, questions
+from interlock.doors.mcp.calling import DOOR, Calling, Fault, Wanted, fault_of, no_trace, questions
 from interlock.doors.mcp.context import (
     CALLER,
     Context,
@@ -208,7 +208,7 @@ class Handlers:
             return cast("Caller", ctx.request.scope[CALLER])
         assert self.stdio_caller is not None
         try:
-            return await self._service.surfaces.attach(await self.stdio_caller())
+            return await self._service.surfaces.attach(await self.stdio_caller(), DOOR)
         except Failure as failure:
             raise MCPError(failure.row.jsonrpc, failure.message, failure.envelope(no_trace())) from None
 

@@ -183,6 +183,7 @@ class McpRoute(Route):
         refuse: Callable[[Scope, Failure], Reply],
     ) -> None:
         self.service = service
+        self.whole = service.surfaces.whole(DOOR)
         self.calling = calling
         self.max_body = max_body
         self.max_values = service.app.settings.max_values
@@ -201,8 +202,8 @@ class McpRoute(Route):
         authorization = header(head, b"authorization")
         try:
             caller = self.service.known(authorization) or await self.service.authenticate(authorization)
-            if id(caller) not in self.service.surfaces.whole:
-                caller = await self.service.surfaces.attach(caller)
+            if id(caller) not in self.whole:
+                caller = await self.service.surfaces.attach(caller, DOOR)
         except Failure as failure:
             return self.refuse(head, failure)
         headers = _once(head)
@@ -400,8 +401,8 @@ class _Handler:
         try:
             caller = self._recall(self._digest) or await route.service.authenticate(self._authorization)
             # Those who see the whole catalog are most of all callers, and are known at once.
-            if id(caller) not in route.service.surfaces.whole:
-                caller = await route.service.surfaces.attach(caller)
+            if id(caller) not in route.whole:
+                caller = await route.service.surfaces.attach(caller, DOOR)
             if len(body) > route.small:
                 await check_body(body, route.max_values)
         except Failure as failure:

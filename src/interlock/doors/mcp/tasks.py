@@ -44,7 +44,7 @@ from interlock.doors.mcp.context import Context, meta, named
 from interlock.doors.mcp.modern import MODERN
 
 if TYPE_CHECKING:
-    from interlock.doors.mcp.suspended import SuspendedCall
+    from interlock.doors.mcp.suspended_call import SuspendedCall
 
 # How long a task is said to be there, and how often a client should ask.
 TTL_MS = 3_600_000

@@ -29,7 +29,7 @@ from interlock.core import record_locks
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.executors.sandbox.job import Limits
-from interlock.store.home import no_room
+from interlock.store.failures import no_room
 
 KEY_BYTES = 32
 # A range holds a turn, up to a million thousandths of a core, and up to 1 TiB of memory in KiB.

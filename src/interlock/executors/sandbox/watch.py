@@ -18,7 +18,6 @@ import json
 import logging
 import os
 import select
-import signal
 import socket
 import struct
 import time
@@ -34,9 +33,10 @@ from interlock.data.bounds import plain_text
 from interlock.data.schema import Json
 from interlock.executors.sandbox import filter as seccomp
 from interlock.executors.sandbox import frames, linux, memory, reports, syscalls
-from interlock.executors.sandbox.cgroups import CgroupSlot, Counted
+from interlock.executors.sandbox.cgroups import CgroupSlot
 from interlock.executors.sandbox.child import Child, Ended
 from interlock.executors.sandbox.job import Job, JobOutcome, PythonJob, Status
+from interlock.executors.sandbox.judging import RunEvidence, judge
 
 Report = Callable[[Any], None]
 # Saves a checkpoint under its label; a Failure says why not.
@@ -49,7 +49,6 @@ _TURN, _LEAST_WORK = 1 << 16, 1 << 10
 _MOST_REFUSALS, _LONGEST_REFUSAL = 1000, 300
 _MOST_REFUSED_FORKS = 16
 _BEGUN_S, _LOOK_EVERY_S = 0.02, 0.05
-_STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOOPBACK = (b"\x7f", bytes(15) + b"\x01")
 
 
@@ -77,73 +76,6 @@ def request_of(job: Job) -> bytes:
     else:
         document |= {"argv": job.argv, "cwd": job.cwd, "stdin": base64.b64encode(job.stdin).decode()}
     return frames.frame(frames.REQUEST, json.dumps(document).encode())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEvidence:
-    """The facts about a call that is over. Only `result` comes from the code, in the form of `reports.result`."""
-
-    ended_by_us: tuple[Status, str] | None = None
-    ended: Ended
-    counted: Counted | None = None
-    violations: tuple[str, ...] = ()
-    result: Json | None = None
-    cpu_s: int = 0
-
-
-def judge(evidence: RunEvidence) -> tuple[Status, str]:
-    """Determine how a call ended, and the name of the limit if one was reached.
-
-    INVARIANT: `ok` needs a result, no reason of ours to end the call, and no death by a signal or for memory.
-    """
-    if evidence.ended_by_us is not None:
-        return evidence.ended_by_us
-    counted, result, status = evidence.counted, evidence.result, evidence.ended.status
-    if counted is not None and counted.killed_for_memory:
-        return "memory", "memory"
-    if status is None and result is None:
-        return "crashed", "its process was lost"
-    if status is not None and os.WIFSIGNALED(status):
-        died_of, spent_s = os.WTERMSIG(status), (evidence.ended.cpu_ns or 0) / 1e9
-        # The first process of a namespace does not receive the warning signal; the kernel kills it a second later.
-        if died_of == signal.SIGXCPU or (died_of == signal.SIGKILL and spent_s >= evidence.cpu_s - 0.5):
-            return "limit", "processor time"
-        return "crashed", f"signal {died_of}"
-    if result is not None and result.get("ok") is True:
-        code: int = result.get("exit", 0)
-        return ("ok", "") if code == 0 else _failed_program(code, evidence)
-    if _reached_for_network(evidence):
-        return "network", ""
-    if result is None:
-        return "no_result", ""
-    return _failed_python(result, counted)
-
-
-def _failed_program(code: int, evidence: RunEvidence) -> tuple[Status, str]:
-    if _reached_for_network(evidence):
-        return "network", ""
-    if evidence.counted is not None and evidence.counted.forks_refused:
-        return "limit", "processes"
-    if code == -signal.SIGXCPU:
-        return "limit", "processor time"
-    if code == -signal.SIGXFSZ:
-        return "limit", "storage"
-    return ("error", "") if code > 0 else ("crashed", f"signal {-code}")
-
-
-def _failed_python(result: Json, counted: Counted | None) -> tuple[Status, str]:
-    error: Json = result["error"]
-    if error.get("type") == "MemoryError":
-        return "memory", "memory"
-    if error.get("errno") in _STORAGE_FULL:
-        return "limit", "storage"
-    if (counted is not None and counted.forks_refused) or error.get("errno") == errno.EAGAIN:
-        return "limit", "processes"
-    return "error", ""
-
-
-def _reached_for_network(evidence: RunEvidence) -> bool:
-    return any(one.partition(" ")[0] in seccomp.NETWORK or one.startswith("egress ") for one in evidence.violations)
 
 
 @dataclass(slots=True)

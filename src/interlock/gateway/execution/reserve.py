@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from interlock.gateway.results.outputs import Outputs
     from interlock.gateway.results.unrecorded import UnrecordedOutcomes
     from interlock.settings import Settings
-    from interlock.store.home import Instance
+    from interlock.store.instance import Instance
     from interlock.store.port import Store, Transaction
 
 # A holder of a key in another process is polled at this interval.

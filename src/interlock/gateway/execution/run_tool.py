@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from interlock.core.clock import Clock
     from interlock.executors.function import FunctionExecutor, Started
     from interlock.settings import Settings
-    from interlock.store.home import Instance
+    from interlock.store.instance import Instance
     from interlock.store.port import Store
 
 

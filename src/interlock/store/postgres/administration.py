@@ -13,14 +13,15 @@ from interlock.store.connection import StoreError
 from interlock.store.postgres.connection import PostgresConnection
 
 if TYPE_CHECKING:
-    from interlock.store.administration import Administration
     from interlock.store.home import Home
     from interlock.store.postgres.home import PostgresHome
 
 _MAY_REMOVE = "SELECT has_table_privilege('journal', 'DELETE') AND has_table_privilege('segment', 'INSERT')"
 
 
-class _Administrator(PostgresConnection):
+class Administrator(PostgresConnection):
+    """A connection of the owner of the tables, in place of an `Administration`."""
+
     def begin(self) -> bool:
         self.execute("BEGIN")
         try:
@@ -34,11 +35,11 @@ class _Administrator(PostgresConnection):
         return True
 
 
-def connect(home: Home) -> Administration:
+def connect(home: Home) -> Administrator:
     """A connection of the owner of the tables. Refuses (E3411) a role that may not remove records."""
-    connection = _Administrator(cast("PostgresHome", home).admin_address)
+    connection = Administrator(cast("PostgresHome", home).admin_address)
     if not connection.one(_MAY_REMOVE)[0]:
         connection.close()
         words = "the role of this process may not remove records or accept them"
         raise Failure("E3411", words, resolution="name the role that owns the tables in the setting store_admin")
-    return cast("Administration", connection)
+    return connection

@@ -21,8 +21,8 @@ from interlock.core.errors import Failure
 from interlock.store import connection as sqlite
 from interlock.store import epochs
 from interlock.store.connection import StoreError
-from interlock.store.home import RESTORE, Home, refuse_behind, store_failure
-from interlock.store.port import Reader
+from interlock.store.failures import RESTORE, store_failure
+from interlock.store.home import Home, refuse_behind
 from interlock.store.postgres import schema
 from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.leases import Lease
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from interlock.store.epochs import Epochs
-    from interlock.store.home import Instance
+    from interlock.store.instance import Instance
     from interlock.store.lock_board import Board
+    from interlock.store.port import Reader
     from interlock.store.turns import Turns
 
 # How long a process that ends waits for a server that is to tell what became of the last transaction.
@@ -277,7 +278,12 @@ class PostgresHome(Home):
     # Signs of life
 
     def instance(self, instance_id: str) -> Instance:
-        return cast("Instance", Lease(self, instance_id))
+        lease = Lease(self, instance_id, address=self.address, place=lambda: self.place, holds=self._hold)
+        return cast("Instance", lease)
+
+    def _hold(self, lease: str) -> None:
+        """Write under a lease from now on."""
+        self.lease = lease
 
     def runs(self, owner: str) -> bool:
         return bool(self._living("AND id = ?", (owner,)))

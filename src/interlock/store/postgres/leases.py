@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from interlock.store.connection import StoreError
-from interlock.store.home import store_failure
+from interlock.store.failures import store_failure
 from interlock.store.node_files import describe
 from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.schema import LEASE_MS
 from interlock.store.schema_version import SCHEMA_HEAD
 
 if TYPE_CHECKING:
-    from interlock.store.postgres.home import PostgresHome
+    from collections.abc import Callable
+
+    from interlock.store.home import Home
 
 RENEW_EVERY_S = 3.0
 # A process is sure of its lease until so long before it runs out: clocks do not go equally fast.
@@ -40,9 +42,19 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 class Lease:
     """The lease of this process, renewed by a thread until it is closed."""
 
-    def __init__(self, home: PostgresHome, instance_id: str) -> None:
+    def __init__(
+        self, home: Home, instance_id: str, *, address: str, place: Callable[[], str], holds: Callable[[str], None]
+    ) -> None:
+        """Take a lease on the store at an address.
+
+        `place` tells which data directory on which machine this is. `holds` is told the id of the lease, and "" at its
+        end.
+        """
         self.id = instance_id
         self.home = home
+        self.address = address
+        self._place = place
+        self._holds = holds
         # Which schema this process knows, so that nobody changes it to one on which this process could not go on.
         self._reported: dict[str, Any] = {"schema": SCHEMA_HEAD}
         # Whether others have taken this process for dead. It may not write any more, and does not get its lease back.
@@ -54,13 +66,13 @@ class Lease:
         self._dead: dict[str, None] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._connection = PostgresConnection(home.address)
+        self._connection = PostgresConnection(address)
         try:
             self._renew(anew=True)
         except StoreError as error:
             self._connection.close()
             raise store_failure(error) from None
-        home.lease = instance_id
+        holds(instance_id)
         self._thread = threading.Thread(target=self._keep, name="interlock-lease", daemon=True)
         self._thread.start()
 
@@ -102,7 +114,7 @@ class Lease:
         with suppress(StoreError):  # it runs out by itself
             self._connection.execute("DELETE FROM instance WHERE id = ?", (self.id,))
         self._connection.close()
-        self.home.lease = ""
+        self._holds("")
 
     def _keep(self) -> None:
         while not self.lost and not self._ended.wait(RENEW_EVERY_S):
@@ -120,7 +132,7 @@ class Lease:
         files["settings.toml"] = self._settings
         report = orjson.dumps({**self._reported, **description, "restart": restart})
         began = _now()
-        if self._ask(statement, self.id, report, "t" if anew else "f", self.home.place):
+        if self._ask(statement, self.id, report, "t" if anew else "f", self._place()):
             self._sure_until = began + LEASE_MS / 1000 - MARGIN_S
         else:
             self.lost = True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from interlock.store.connection import StoreError
-from interlock.store.home import store_failure
+from interlock.store.failures import store_failure
 from interlock.store.lock_board import Board, Document
 from interlock.store.postgres.connection import PostgresConnection
 
@@ -80,7 +80,7 @@ class PostgresBoard(Board):
 
     def _connected(self) -> PostgresConnection:
         if self._connection is None:
-            self._connection = PostgresConnection(self._lease.home.address)
+            self._connection = PostgresConnection(self._lease.address)
         elif self._connection.lost:
             self._connection.reopen()
         return self._connection

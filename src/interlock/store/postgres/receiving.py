@@ -16,7 +16,7 @@ from interlock.store.postgres import schema
 from interlock.store.postgres.connection import PostgresConnection
 
 if TYPE_CHECKING:
-    from interlock.store.copying import Columns
+    from interlock.store.columns import Columns
     from interlock.store.postgres.home import PostgresHome
 
 _SEQUENCES = """

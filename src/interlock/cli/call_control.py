@@ -1,0 +1,114 @@
+"""Commands that act on one call: `interlock calls undo`, `cancel` and `resume`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from interlock.cli.call import answer, answer_from, answer_resumed, part, send
+from interlock.cli.command import acting, as_holder, at_server, looking, over_home, refuse_token
+from interlock.cli.output import Output
+from interlock.cli.viewer import Remote
+
+if TYPE_CHECKING:
+    from interlock.api.interlock import Interlock
+    from interlock.call.phases import Reason
+    from interlock.cli.remote import Server
+
+
+async def _undo_at_server(server: Server, out: Output, /, call_id: str, key: str) -> int:
+    path = f"/v1/calls/{part(call_id)}/undo"
+    return await answer_from(server, out, await send(server, path, {"idempotency_key": key}))
+
+
+@click.command()
+@at_server(_undo_at_server)
+@click.argument("call_id", metavar="ID")
+@click.option("--key", required=True, help="Your own key for the undoing; sent twice, it runs once.")
+@as_holder
+@over_home
+async def undo(app: Interlock, out: Output, /, call_id: str, key: str, token: str | None) -> int:
+    """Run the compensation that a call stored when it succeeded. It is governed and recorded like any call.
+
+    \b
+    interlock calls undo 01JCXK2M4Q8Z… --key undo-order-17
+    """
+    from interlock.api.history import find
+
+    caller = await acting(app, token)
+    found = await find(app.journal, call_id, caller)
+    return await answer(app, out, await app.undo(found.call, key=key, caller=caller))
+
+
+async def _cancel_at_server(server: Server, out: Output, /, call_id: str, reason: Reason) -> int:
+    document = await server.ask("POST", f"/v1/calls/{part(call_id)}/cancel", query={"reason": reason})
+    return _answer_cancel(out, document["invocation_id"], document["outcome"], reason)
+
+
+@click.command(short_help="Ask for a call to end that runs, is queued or waits.")
+@at_server(_cancel_at_server)
+@click.argument("call_id", metavar="ID")
+@click.option(
+    "--reason",
+    type=click.Choice(["interruption", "discard", "fallback"]),
+    default="interruption",
+    help="Why: it labels the result. With discard, the result of a finished call is removed.",
+)
+@as_holder
+@over_home
+async def cancel(app: Interlock, out: Output, /, call_id: str, reason: Reason, token: str | None) -> int:
+    """Ask for a call to end that runs, is queued or waits for a person, whichever process runs it.
+
+    The answer is canceled, unsupported (its tool cannot be cancelled) or finished (it has ended).
+
+    \b
+    interlock calls cancel 01JCXK2M4Q8Z…
+    interlock calls cancel 01JCXK2M4Q8Z… --reason discard
+    """
+    from interlock.api.history import find
+    from interlock.api.service import Service
+
+    caller = await acting(app, token)
+    found = await find(app.journal, call_id, caller)
+    return _answer_cancel(out, found.call, await Service(app).calls.cancel(found.call, caller, reason), reason)
+
+
+def _answer_cancel(out: Output, call_id: str, answer: str, reason: Reason) -> int:
+    words = {
+        "canceled": "it was asked to end",
+        "unsupported": "its tool cannot be cancelled; it runs to its end",
+        "finished": "it has ended already" + ("; its result is removed" if reason == "discard" else ""),
+    }
+    out.answer(
+        {"invocation_id": call_id, "outcome": answer},
+        lambda page: page.line(f"{answer}   {call_id}   {words[answer]}"),
+    )
+    return 0 if answer == "canceled" else 1
+
+
+async def _resume_at_server(server: Server, out: Output, /, ticket_id: str | None) -> int:
+    if ticket_id is not None:
+        found = await server.get(f"/v1/approvals/{part(ticket_id)}")
+        return await answer_from(server, out, await send(server, f"/v1/tools/resume/{found['invocation_id']}", {}))
+    document = await server.get("/v1/approvals", all="true")
+    holder = (await Remote.of(server)).holder
+    waiting = [one for one in document["tickets"] if one["status"] == "APPROVED" and one["requestedBy"] == holder]
+    return answer_resumed(out, [await send(server, f"/v1/tools/resume/{one['invocation_id']}", {}) for one in waiting])
+
+
+@click.command(short_help="Go on with calls that a person agreed to.")
+@at_server(_resume_at_server)
+@click.argument("ticket_id", metavar="[TICKET]", required=False)
+@looking
+async def resume(app: Interlock, out: Output, /, ticket_id: str | None) -> int:
+    """Go on with a call that a person agreed to, or with all of them. Each is judged again, and runs once.
+
+    \b
+    interlock calls resume
+    interlock calls resume apr_01JC…
+    """
+    refuse_token("going on with others' calls")
+    if ticket_id is not None:
+        return await answer(app, out, await app.approved_calls.resume(ticket_id))
+    return answer_resumed(out, await app.approved_calls.resume_all())

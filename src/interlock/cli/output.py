@@ -1,0 +1,142 @@
+"""The answer of a command: a page for people, or one JSON document."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from interlock.cli.render import Page
+    from interlock.core.errors import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The options before the name of the command."""
+
+    home: str | None
+    verbose: bool
+    # The server that carries out commands, instead of this process on a data directory.
+    server: str | None = None
+    insecure: bool = False
+
+    @property
+    def path(self) -> Path:
+        if self.home:
+            return Path(self.home)
+        import platformdirs
+
+        return Path(platformdirs.user_data_dir("interlock"))
+
+
+class Output:
+    """Writes the answer of a command: a page for people, or one JSON document and nothing else on stdout."""
+
+    def __init__(self, *, as_json: bool, session: Session) -> None:
+        self.as_json = as_json
+        self.session = session
+        # A command that fails without a call has a trace of its own, under which --verbose logs why.
+        self.trace_id = os.urandom(16).hex()
+        self.stdout = open(os.dup(1), "wb")  # noqa: SIM115 - lives as long as the command
+
+    def answer(self, document: Any, show: Callable[[Page], None]) -> None:
+        """Write the answer, as JSON or as a page."""
+        if self.as_json:
+            self.write(document)
+        else:
+            show(self.page())
+
+    def page(self, *, error: bool = False) -> Page:
+        from interlock.cli.render import Page
+
+        return Page(sys.stderr if error else sys.stdout)
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether somebody sees progress: on a terminal, and not beside JSON, which programs read."""
+        return not self.as_json and sys.stderr.isatty()
+
+    def progress(self, words: str, percent: float | None = None) -> None:
+        """Show progress on a terminal. Each text replaces the last one; an empty text clears the line."""
+        if not self.shows_progress:
+            return
+        import shutil
+
+        from interlock.cli.render import clean, progress_bar
+
+        columns = shutil.get_terminal_size().columns
+        bar = "" if percent is None else f"{progress_bar(percent)}  " if columns >= 60 else f"{percent:.0f} %  "
+        text = clean(f"{bar}{words}").replace("\n", " ")
+        sys.stderr.write(f"\r\x1b[K{text[: columns - 1]}")
+        sys.stderr.flush()
+
+    @contextlib.contextmanager
+    def working(self, words: str) -> Generator[None]:
+        """Show what takes long while it lasts, on a terminal."""
+        self.progress(words)
+        try:
+            yield
+        finally:
+            self.progress("")
+
+    def report(self, record: dict[str, Any]) -> None:
+        """Show a progress record of a call."""
+        percent: Any = record.get("percent")
+        self.progress(str(record.get("message") or ""), percent if isinstance(percent, int | float) else 0.0)
+
+    def write(self, document: Any) -> None:
+        """One JSON document: on one line for programs, indented for people."""
+        import json
+
+        import orjson
+
+        people = self.stdout.isatty()
+        option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if people else 0)
+        try:
+            text = orjson.dumps(document, default=_as_json, option=option)
+        except TypeError:  # a whole number beyond 64 bits
+            text = json.dumps(document, default=_as_json, indent=2 if people else None).encode()
+        self.stdout.write(text + b"\n")
+        self.stdout.flush()
+
+    def fail(self, failure: Failure) -> None:
+        """Write the failure of the command."""
+        if self.as_json:
+            # Shaped like any result, so that one reader serves both.
+            self.write(
+                {
+                    "status": "failed",
+                    "is_error": True,
+                    "structured_content": None,
+                    "invocation_id": None,
+                    "error": failure.envelope(self.trace_id),
+                    "metadata": {"replayed": False, "source": "synthetic"},
+                }
+            )
+            return
+        self.page(error=True).failure(failure, home=str(self.session.path))
+
+    @contextlib.contextmanager
+    def reserved(self) -> Generator[None]:
+        """With JSON, redirect output of tools and their modules to stderr: stdout is for the answer."""
+        if not self.as_json:
+            yield
+            return
+        sys.stdout.flush()
+        stdout = os.dup(1)
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(stdout, 1)
+            os.close(stdout)
+
+
+def _as_json(value: Any) -> Any:
+    return dict(value) if hasattr(value, "keys") else str(value)

@@ -6,9 +6,9 @@ import orjson
 import pytest
 
 from tests import warm
+from tests.support.answers import Heard
 from tests.support.cli import Cli
 from tests.support.faults import sound
-from tests.support.wires import Heard
 
 
 @pytest.mark.proves("CONTRACT-13")

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import mcp_types as types
-import orjson
 import pytest
 from mcp import Client
 
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry import quarantine
 from interlock.testing import FakeClock
+from tests.support.answers import Wish
 from tests.support.calls import admit
+from tests.support.endpoints import ERAS
 from tests.support.http_tools import RATE, READS
 from tests.support.lifecycles import Place, opened
-from tests.support.ways import ERAS, Wish
+from tests.support.wires import WIRES
 from tests.surfaces.offices import offer
 from tests.upstreams.servers import Answer, HttpServer, json_answer
 
@@ -47,7 +48,7 @@ async def _listed(place: Place) -> dict[str, Any]:
         "grpc describe": described.availability,
     }
     for era in ERAS:
-        async with place.mcp(era) as client:
+        async with place.session(era) as client:
             (tool,) = [one for one in (await client.list_tools()).tools if one.name == "bank-rate"]
             found[era] = tool.meta.get("interlock/availability", "AVAILABLE")
     return found
@@ -113,7 +114,7 @@ async def test_a_loaded_tool_of_an_upstream_that_does_not_answer_leaves_the_surf
         assert await shown() == ([], {"bank.rate": "setup_required"})
         asked = len(server.got)
         for door in (one for one in place.ways if one != "library"):
-            told = await place.ways[door](Wish("bank.rate", {"of": "CHF"}))
+            told = await place.rows[door].call(Wish("bank.rate", {"of": "CHF"}))
             assert told.error is not None, door
             assert (told.error[0] in ("E3502", "E3501"), told.error[2]) == (True, "dependency_unavailable"), door
         assert len(server.got) == asked
@@ -121,7 +122,7 @@ async def test_a_loaded_tool_of_an_upstream_that_does_not_answer_leaves_the_surf
         assert await upstreams.probe("bank") == "available"
         assert await shown() == (["bank.rate"], {})
         for door in (one for one in place.ways if one != "library"):
-            assert (await place.ways[door](Wish("bank.rate", {"of": "CHF"}))).error is None, door
+            assert (await place.rows[door].call(Wish("bank.rate", {"of": "CHF"}))).error is None, door
 
 
 BOTH_ERAS = pytest.mark.parametrize("door", ERAS)
@@ -151,7 +152,7 @@ async def _hearing(place: Place, door: str) -> AsyncGenerator[_Hearing]:
         if isinstance(message, types.ToolListChangedNotification):
             news.set()
 
-    async with place.mcp(door, message_handler=hear) as client:
+    async with place.session(door, message_handler=hear) as client:
         await client.list_tools()
         if door == "mcp-legacy":
             yield _Hearing(client, news)
@@ -216,22 +217,15 @@ async def test_every_wire_labels_a_cached_result_and_tells_its_age(home: Path) -
         await place.app.upstreams.add("bank", "http", config, by=place.app.caller, overlay=overlay)
         server.otherwise = lambda _: json_answer({"rate": 1})
         wish = Wish("bank.rate", {"of": "CHF"})
-        assert (await place.ways["rest"](wish)).data == {"rate": 1}
+        assert (await place.rows["rest"].call(wish)).data == {"rate": 1}
         server.otherwise = lambda _: Answer(status=503)
         clock.advance(7)
-        bearer = place.bearer(wish.token)
-        body = {"tool_id": wish.tool, "parameters": wish.arguments}
-        rest: Json = (await place.http.post("/v1/tools/invoke", json=body, headers=bearer)).json()
-        rpc: Json = (await place.rpc("tools.invoke", body))["result"]
-        request = wire.InvokeRequest(tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments))
-        grpc = await place.stub.Invoke(request, metadata=tuple(bearer.items()))
-        labels: dict[str, tuple[Any, Any, Any]] = {
-            "rest": (rest["result"], rest["source"], rest["warnings"]),
-            "jsonrpc": (rpc["structured_content"], rpc["metadata"]["source"], rpc["metadata"]["warnings"]),
-            "grpc": (orjson.loads(grpc.value_json), grpc.source, orjson.loads(grpc.metadata_json)["warnings"]),
-        }
+        labels: dict[str, tuple[Any, Any, Any]] = {}
+        for door in (one for one in WIRES if one not in ERAS):
+            heard = await place.rows[door].heard(wish)
+            labels[door] = heard.data, heard.about["source"], heard.about["warnings"]
         for era in ERAS:
-            async with place.mcp(era) as client:
+            async with place.session(era) as client:
                 answer = await client.call_tool("bank-rate", wish.arguments)
             about = answer.meta["interlock/call"]
             labels[era] = answer.structured_content, about["source"], about["warnings"]

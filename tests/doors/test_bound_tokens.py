@@ -29,15 +29,14 @@ from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.context import Caller
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.jsonrpc import JsonRpcDoor
 from interlock.doors.rest.routes import ROUTERS
-from interlock.doors.server import Listening, serving
 from interlock.window.reading import Part
 from tests import sample
 from tests.sample import TOOLS
 from tests.support.calls import admit, until
 from tests.support.identities import did_of
+from tests.support.wires import Wires, served
 
 Json = dict[str, Any]
 
@@ -66,18 +65,8 @@ async def _(name: str, text: str) -> None:
     return None
 
 
-@dataclass
-class World:
+class World(Wires):
     """A served home; `whole` made all calls, the others are narrower tokens of the same agent for the same person."""
-
-    app: Interlock
-    http: httpx.AsyncClient
-    stub: GatewayStub
-    base: str
-    tokens: dict[str, str]
-
-    def bearer(self, by: str) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.tokens[by]}"}
 
     async def rest(self, method: str, path: str, by: str, body: Json | None = None) -> httpx.Response:
         return await self.http.request(method, path, json=body, headers=self.bearer(by))
@@ -113,12 +102,8 @@ async def world(home: Path) -> AsyncGenerator[World]:
             )
             for name, given in {"whole": {}, "enough": WIDE_ENOUGH, **NARROWED}.items()
         }
-        async with (
-            serving(Service(app), Listening(port=0, ports={"grpc": 0})) as server,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=30) as http,
-            grpc.aio.insecure_channel(f"127.0.0.1:{server.ports['grpc']}") as channel,
-        ):
-            yield World(app, http, GatewayStub(channel), f"http://127.0.0.1:{server.port}", tokens)
+        async with served(app, tokens, World) as made:
+            yield made
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from interlock.api.service import Service
 from interlock.core.threads import INPUTS
 from interlock.doors.grpc import GrpcDoor
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from tests.support.calls import turn
+from tests.support.endpoints import dialled
 from tests.support.servers import Place, place
 
 MOST = 1000
@@ -117,9 +117,9 @@ async def test_grpc_refuses_too_many_values(small: Place, form: str) -> None:
     else:
         request.arguments_json = orjson.dumps(given)
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with dialled(port) as stub:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await GatewayStub(channel).Invoke(request, metadata=(("authorization", small.bearer["authorization"]),))
+                await stub.Invoke(request, metadata=(("authorization", small.bearer["authorization"]),))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert f"{MOST:,} values" in (refused.value.details() or "")
     finally:
@@ -138,14 +138,14 @@ async def test_small_calls_go_on_while_large_ones_wait_for_the_thread_that_reads
     try:
         async with (
             httpx.AsyncClient(base_url=small.base, headers={**small.bearer, **MODERN}, timeout=PATIENCE_S) as client,
-            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+            dialled(port) as stub,
         ):
 
             async def ask(given: Json) -> str:
                 if path == "grpc":
                     request = wire.InvokeRequest(tool_id="demo.echo", arguments_json=orjson.dumps(given))
                     bearer = (("authorization", small.bearer["authorization"]),)
-                    return str(await GatewayStub(channel).Invoke(request, metadata=bearer))
+                    return str(await stub.Invoke(request, metadata=bearer))
                 return (await client.post(path, json=_call(path, given))).text
 
             large = [asyncio.create_task(ask(LARGE)) for _ in range(2)]
@@ -213,14 +213,12 @@ async def test_grpc_refuses_what_the_other_doors_refuse(small: Place, said: str)
     door = GrpcDoor(Service(small.app), address="127.0.0.1:0")
     port = await door.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with dialled(port) as stub:
             for beside in ("1", "9" * 40):
                 request = wire.InvokeRequest(tool_id="demo.echo")
                 request.arguments_json = f'{{"value": [{said}, {beside}]}}'.encode()
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await GatewayStub(channel).Invoke(
-                        request, metadata=(("authorization", small.bearer["authorization"]),)
-                    )
+                    await stub.Invoke(request, metadata=(("authorization", small.bearer["authorization"]),))
                 assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     finally:
         await door.stop()

@@ -29,6 +29,7 @@ from interlock.registry.retirement import deprecate, move
 from interlock.registry.source import load
 from tests import sample
 from tests.sample import TOOLS
+from tests.support.answers import Heard
 from tests.support.calls import admit
 from tests.support.faults import (
     PLACE,
@@ -46,7 +47,7 @@ from tests.support.paging import rows
 from tests.support.programs import NAMED, written
 from tests.support.upstreams import Scripted
 from tests.support.upstreams import opened as far
-from tests.support.wires import WIRES, Heard, Wires, opened
+from tests.support.wires import WIRES, Wires, opened
 
 Json = dict[str, Any]
 Hint = Annotated[str, Field(description="set by the runtime", examples=["t"], json_schema_extra={"x-internal": True})]
@@ -176,7 +177,7 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
 @pytest.mark.proves("CONTRACT-12")
 @pytest.mark.parametrize("door", WIRES)
 async def test_a_field_of_the_runtimes_own_shows_nowhere_and_is_refused(wires: Wires, door: str) -> None:
-    for told in await wires.found(door, "c.routed"):
+    for told in await wires.texts(door, "c.routed"):
         assert "routed" in told or "1.0.0" in told, "it is there"
         assert "hint" not in told
         assert "x-internal" not in told

@@ -23,6 +23,7 @@ from interlock.upstreams.manager import Upstreams
 from tests import sample
 from tests.gateway import isolated_tools
 from tests.support import forked
+from tests.support.answers import Heard
 from tests.support.calls import admit
 from tests.support.faults import (
     BEHIND,
@@ -39,7 +40,7 @@ from tests.support.faults import (
 from tests.support.identities import did_of
 from tests.support.upstreams import Scripted
 from tests.support.upstreams import opened as far
-from tests.support.wires import WIRES, Heard, Wires, opened, wired
+from tests.support.wires import WIRES, Wires, opened, wired
 
 Json = dict[str, Any]
 Raised = Callable[[], Exception]
@@ -380,7 +381,7 @@ async def test_a_fault_in_approvals_tokens_and_audit_is_an_envelope_and_the_log_
             assert logged(wires, caplog, envelope["traceId"]), path
         for name in methods:
             given = {} if name.endswith("list") else {"ticket_id": "apr_01ARZ3NDEKTSV4RRFFQ69G5FAV"}
-            text = await wires.rpc(name, given)
+            text = await wires.rpc_text(name, given)
             envelope = sound(Heard(text, 0, envelope=orjson.loads(text)["error"]["data"]), "rest")
             assert envelope["error_code"] == code, (name, text)
             assert logged(wires, caplog, envelope["traceId"]), name

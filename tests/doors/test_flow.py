@@ -19,12 +19,14 @@ from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.telemetry.w3c import read as read_trace
 from tests import sample
+from tests.support.answers import Told, Wish
 from tests.support.calls import admit
+from tests.support.endpoints import register_people
 from tests.support.identities import did_of
 from tests.support.metrics import of, render
 from tests.support.upstreams import Scripted
 from tests.support.upstreams import opened as far
-from tests.support.ways import DOORS, Told, Ways, Wish, register_people, served
+from tests.support.wires import DOORS, SdkWires, served
 
 Json = dict[str, Any]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -75,7 +77,7 @@ async def _(name: str, cents: int) -> None:
 
 
 @asynccontextmanager
-async def opened(home: Path) -> AsyncGenerator[Ways]:
+async def opened(home: Path) -> AsyncGenerator[SdkWires]:
     async with Interlock.open(home, housekeeping=False, trace_ratio=1.0) as app:
         await admit(app, read, wait, post)
         app.issuer_keys.init("EdDSA")
@@ -95,8 +97,8 @@ async def opened(home: Path) -> AsyncGenerator[Ways]:
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off(home: Path, door: str) -> None:
     async with opened(home) as ways:
-        app, way = ways.app, ways.ways[door]
-        assert await ways.found(door, "least") == ["notes.post", "notes.read", "notes.wait"]
+        app, way = ways.app, ways.rows[door].call
+        assert await ways.rows[door].listed("least") == ["notes.post", "notes.read", "notes.wait"]
         assert await way(Wish("notes.read", {"text": "hello"}, token="least")) == Told("hello")
 
         await app.journal.commit(lambda _: None)
@@ -105,7 +107,7 @@ async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off
         assert (record["status"], record["callerId"], record["agentId"]) == ("SUCCESS", did_of("ann"), did_of("bot"))
         assert record["door"] == door.partition("-")[0]
 
-        caller = await app.caller_of(ways.token("least"))
+        caller = await app.caller_of(ways.tokens["least"])
         spans = app.gateway.telemetry.trace(record["traceId"], caller)
         assert {"tool.invoke", "Validate", "Authorize", "Execute", "Verify", "Return"} <= {one["name"] for one in spans}
 
@@ -135,19 +137,13 @@ async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off
         assert ended == {("invoke", "SUCCESS"): 5, ("invoke", "ERROR"): 5, ("compensate", "SUCCESS"): 5}
 
 
-class Traced(Ways):
-    """The ways in, with a trace to hang the call under."""
+class Traced(SdkWires):
+    """Every wire, with a trace to hang the call under."""
 
     traceparent = ""
 
     def bearer(self, token: str = "full") -> dict[str, str]:
         return {**super().bearer(token), "traceparent": self.traceparent, "tracestate": "vendor=value"}
-
-    async def _library(self, wish: Wish) -> Told:
-        result = await self.app.call(
-            wish.tool, wish.arguments, token=self.token(wish.token), trace_id=f"{self.traceparent} vendor=value"
-        )
-        return Told(result.value)
 
 
 @pytest.mark.supports("LIFE-03")
@@ -161,7 +157,7 @@ async def test_a_trace_runs_from_the_client_to_the_upstream(home: Path, door: st
         async with served(app, {"full": token}, Traced) as ways:
             for said, kept in ((GOOD, True), ("00-zz-1-01", False), ("00-" + "a" * 5000, False)):
                 ways.traceparent = said
-                assert (await ways.ways[door](Wish("far.look", {"text": "a"}))).data == {"said": "a"}
+                assert (await ways.rows[door].call(Wish("far.look", {"text": "a"}))).data == {"said": "a"}
                 heard = read_trace(server.calls[-1].traceparent)
                 assert heard is not None
                 assert (heard.trace_id == TRACE) is kept

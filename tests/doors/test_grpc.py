@@ -37,6 +37,7 @@ from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.testing import FakeClock
 from tests import sample
 from tests.support.calls import records, until
+from tests.support.endpoints import dialled
 from tests.support.grpc import World, certificate, refusal, served, stage, told
 from tests.support.grpc import world as world
 from tests.support.identities import AGENT, OPERATOR, USER
@@ -323,8 +324,7 @@ async def test_an_error_inside_tells_nothing_of_itself(app: Interlock, caplog: p
     service.known = broken
     door = GrpcDoor(service, address="127.0.0.1:0")
     port = await door.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = GatewayStub(channel)
+    async with dialled(port) as stub:
         failed = await refusal(stub.Discover(wire.DiscoverRequest()))
         streamed = await refusal(events(stub.Run(None)))
     await door.stop()

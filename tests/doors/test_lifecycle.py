@@ -21,17 +21,17 @@ from interlock.contract.standard import ToolInvocation, ToolProgress, ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from tests import processes, sample
 from tests.support import source
+from tests.support.answers import Told, Wish
 from tests.support.calls import admit, until
 from tests.support.identities import did_of, private_key
 from tests.support.lifecycles import ONE_EACH, Place, opened, stage
 from tests.support.tokens import part, parts, sign
-from tests.support.ways import DOORS, Told, Wish
+from tests.support.wires import BY_ID, DOORS
 
 Json = dict[str, Any]
 SIX = ["request", "validate", "authorize", "execute", "verify", "return"]
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 # The doors by which one call can be spoken of in another; MCP's clients cancel what they wait for themselves.
-BY_ID = ("library", "rest", "jsonrpc", "grpc")
 CANARY = "Quux-private-7731"
 
 
@@ -47,7 +47,7 @@ async def place(home: Path) -> AsyncGenerator[Place]:
 @pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
 async def test_through_every_door_a_call_passes_the_six_phases_in_order(place: Place) -> None:
     for door in DOORS:
-        way = place.ways[door]
+        way = place.rows[door].call
         for wish in (
             Wish("demo.add", {"a": 1}),
             Wish("cell.double", {"n": 2}),
@@ -78,23 +78,12 @@ async def test_every_attempt_and_every_resumption_passes_the_phases_again(place:
     attempts = place.records("closed")[-3:]
     assert [one["phases"] for one in attempts] == [[*SIX[:4], "return"], [*SIX[:4], "return"], SIX]
     for door in BY_ID[1:]:
-        call = (await place.pending(door, Wish("life.mail", {"to": door}, key=door)))["ticketId"]
+        call = (await place.rows[door].pending(Wish("life.mail", {"to": door}, key=door)))["ticketId"]
         await place.app.approvals.approve(call, by=REVIEWER)
         waiting = (await place.app.approvals.show(call)).call
-        await _resume(place, door, waiting)
+        await place.rows[door].resume(waiting)
         record = await place.last()
         assert (record["call"], record["phases"], record["status"]) == (waiting, SIX, "SUCCESS")
-
-
-async def _resume(place: Place, door: str, call_id: str) -> None:
-    bearer = {"authorization": f"Bearer {place.token('full')}"}
-    if door == "rest":
-        assert (await place.http.post(f"/v1/tools/resume/{call_id}", headers=bearer)).status_code == 200
-    elif door == "jsonrpc":
-        assert "result" in await place.rpc("calls.resume", {"invocation_id": call_id})
-    else:
-        request = wire.ResumeRequest(invocation_id=call_id)
-        await place.stub.Resume(request, metadata=tuple(bearer.items()))
 
 
 # What a request carries
@@ -103,7 +92,7 @@ async def _resume(place: Place, door: str, call_id: str) -> None:
 @pytest.mark.proves("LIFE-03")
 async def test_what_a_request_leaves_out_is_refused_or_filled_in_by_every_door(place: Place) -> None:
     for door in ONE_EACH:
-        way = place.ways[door]
+        way = place.rows[door].call
         assert (await way(Wish("demo.add", {}))).error == ("E3301", "INVALID_INPUT", "schema_validation_failed", False)
         keyless = await way(Wish("demo.increment", {"name": "a"}))
         assert keyless.error is not None
@@ -119,7 +108,7 @@ async def test_what_a_request_leaves_out_is_refused_or_filled_in_by_every_door(p
         assert (first["callerId"], first["agentId"]) == (did_of("ann"), did_of("bot"))
         assert {"timestamp", "latencyMs", "policy", "rules", "states", "door", "inputHash"} <= first.keys()
         if door != "library":
-            assert (await place.knock(door, None))[1] == "E3212"
+            assert (await place.rows[door].knock(None))[1] == "E3212"
 
 
 @pytest.mark.proves("LIFE-03")
@@ -127,7 +116,7 @@ async def test_what_a_request_leaves_out_is_refused_or_filled_in_by_every_door(p
 async def test_what_is_on_record_of_a_call_is_a_tool_invocation_whichever_door_it_came_by(place: Place) -> None:
     for door in DOORS:
         for wish in (Wish("demo.add", {"a": 1}), Wish("demo.increment", {"name": door}, key=f"on-record-{door}")):
-            await place.ways[door](wish)
+            await place.rows[door].call(wish)
             call = (await place.last("closed"))["call"]
             found = place.invocation(call)
             written = wish.key is not None
@@ -154,40 +143,16 @@ async def test_what_is_on_record_of_a_call_is_a_tool_invocation_whichever_door_i
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-async def _carried(place: Place, door: str, key: str) -> Any:
-    """A write that carries everything a request can, by one door; the time that its tool had."""
-    headers = {**place.bearer(), "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
-    body: Json = {
-        "tool_id": "life.measures", "tool_version": "1.0.0", "parameters": {"name": door}, "idempotency_key": key,
-        "timeout_ms": 2000,
-    }  # fmt: skip
-    if door == "library":
-        options: Json = {"version": "1.0.0", "key": key, "timeout_s": 2.0, "trace_id": headers["traceparent"]}
-        return (await place.app.call("life.measures", {"name": door}, token=place.token("full"), **options)).unwrap()
-    if door == "rest":
-        return (await place.http.post("/v1/tools/invoke", json=body, headers=headers)).json()["result"]
-    if door == "jsonrpc":
-        request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": body}
-        answer: Json = (await place.http.post("/rpc", json=request, headers=headers)).json()
-        return answer["result"]["structured_content"]
-    if door == "grpc":
-        asked = wire.InvokeRequest(
-            tool_id="life.measures", version="1.0.0", arguments_json=orjson.dumps({"name": door}), idempotency_key=key
-        )
-        told = await place.stub.Invoke(asked, metadata=tuple(headers.items()), timeout=2)
-        return orjson.loads(told.value_json)
-    async with place.mcp(door) as client:
-        meta = {
-            "interlock/key": key, "interlock/version": "1.0.0", "interlock/timeoutMs": 2000,
-            "traceparent": headers["traceparent"],
-        }  # fmt: skip
-        return (await client.call_tool("life-measures", {"name": door}, meta=meta)).structured_content["result"]
+TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
 
 
 @pytest.mark.proves("LIFE-03")
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_request_carries_version_key_trace_and_deadline_through_every_door(place: Place, door: str) -> None:
-    left_s = await _carried(place, door, f"whole-{door}")
+    wish = Wish(
+        "life.measures", {"name": door}, key=f"whole-{door}", version="1.0.0", timeout_ms=2000, traceparent=TRACEPARENT
+    )
+    left_s = (await place.rows[door].call(wish)).data
     assert 0 < left_s <= 2.1, "5 s are what its class allows; gRPC rounds a timeout up"
     record = await place.last("closed")
     assert (record["toolId"], record["version"], record["idempotencyKey"]) == (
@@ -196,32 +161,11 @@ async def test_a_request_carries_version_key_trace_and_deadline_through_every_do
     assert (record["callerId"], record["traceId"]) == (did_of("ann"), TRACE)
 
 
-async def _answered_trace(place: Place, door: str) -> str:
-    """The trace id that the answer to a call carries, which was made under a trace of the caller's."""
-    traceparent = f"00-{TRACE}-00f067aa0ba902b7-01"
-    headers = {**place.bearer(), "traceparent": traceparent}
-    body: Json = {"tool_id": "demo.add", "parameters": {"a": 1}}
-    if door == "library":
-        options: Json = {"token": place.token("full"), "trace_id": traceparent}
-        return (await place.app.call("demo.add", {"a": 1}, **options)).trace_id
-    if door == "rest":
-        return (await place.http.post("/v1/tools/invoke", json=body, headers=headers)).json()["trace_id"]
-    if door == "jsonrpc":
-        request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": body}
-        (ref,) = (await place.http.post("/rpc", json=request, headers=headers)).json()["result"]["telemetry_refs"]
-        return ref.removeprefix("trace:")
-    if door == "grpc":
-        asked = wire.InvokeRequest(tool_id="demo.add", arguments_json=b'{"a":1}')
-        return (await place.stub.Invoke(asked, metadata=tuple(headers.items()))).trace_id
-    async with place.mcp(door) as client:
-        answer = await client.call_tool("demo-add", {"a": 1}, meta={"traceparent": traceparent})
-        return answer.meta["interlock/call"]["traceId"]
-
-
 @pytest.mark.proves("OBS-02")
 @pytest.mark.parametrize("door", DOORS)
 async def test_the_answer_of_every_door_carries_the_callers_trace(place: Place, door: str) -> None:
-    assert await _answered_trace(place, door) == TRACE
+    heard = await place.rows[door].heard(Wish("demo.add", {"a": 1}, traceparent=TRACEPARENT))
+    assert heard.trace_id == TRACE
     assert (await place.last("closed"))["traceId"] == TRACE
 
 
@@ -232,10 +176,10 @@ async def test_an_invocation_has_every_transition_to_each_end(place: Place, stat
     place.app.hook(Hook(id="no", when="pre", tools="demo.send", run=lambda _: HookResult(permission="deny")))
     if state == "canceled":
         task, call = await _begun(place, "rest", Wish("life.waits", {}))
-        await place.cancel("rest", call)
+        await place.rows["rest"].cancel(call)
         await task
     else:
-        await place.ways["rest"](ENDS[state][0])
+        await place.rows["rest"].call(ENDS[state][0])
         call = (await place.last("closed"))["call"]
     await place.app.journal.commit(lambda _: None)
     found = place.invocation(call)
@@ -258,9 +202,9 @@ PASSED: Mapping[str, list[str]] = {
 @pytest.mark.proves("LIFE-03")
 async def test_an_approved_call_is_one_invocation_from_its_request_to_its_end(place: Place) -> None:
     wish = Wish("life.mail", {"to": "ann"}, key="agreed")
-    ticket = (await place.pending("rest", wish))["ticketId"]
+    ticket = (await place.rows["rest"].pending(wish))["ticketId"]
     await place.app.approvals.approve(ticket, by=REVIEWER)
-    assert (await place.ways["rest"](wish)).data == "ann"
+    assert (await place.rows["rest"].call(wish)).data == "ann"
     states = [one["state"] for one in place.invocation((await place.last("closed"))["call"])["transitions"]]
     assert states == [*READY, "awaiting_approval", "approved", "queued", "running", "succeeded"]
 
@@ -281,7 +225,7 @@ async def test_a_client_finds_its_call_by_its_own_id(place: Place, sent: int | s
 @pytest.mark.proves("LIFE-03")
 async def test_a_call_that_waits_for_a_person_is_an_invocation_already(place: Place) -> None:
     wish = Wish("life.mail", {"to": "ann"}, key="not-yet")
-    await place.pending("rest", wish)
+    await place.rows["rest"].pending(wish)
     found = place.invocation((await place.last("pending"))["call"])
     assert ToolInvocation.parse(found).document() == found
     assert (found["status"], found["ended_at"]) == ("awaiting_approval", None)
@@ -305,7 +249,7 @@ async def test_through_every_door_each_end_is_one_result_one_record_and_one_even
     place.app.hook(Hook(id="hush", when="pre", tools="demo.shout", run=lambda _: HookResult(stop="hush")))
     place.app.hook(Hook(id="no", when="pre", tools="demo.send", run=lambda _: HookResult(permission="deny")))
     for door in DOORS:
-        told = await place.ways[door](wish)
+        told = await place.rows[door].call(wish)
         assert told.error is not None, door
         record = await place.last()
         assert (told.error[0], record["error_code"], record["states"][-1]) == (code, code, state), door
@@ -319,7 +263,7 @@ async def test_through_every_door_each_end_is_one_result_one_record_and_one_even
     ToolResult.parse(told)
     assert (told["status"], told["is_error"], told["error"]["error_code"]) == (state, True, code)
     if state != "failed":
-        async with place.mcp("mcp-modern") as client:
+        async with place.session("mcp-modern") as client:
             key = {} if wish.key is None else {"idempotency_key": wish.key}
             assert (await client.call_tool(wish.tool, {**wish.arguments, **key})).is_error
 
@@ -328,11 +272,11 @@ async def test_through_every_door_each_end_is_one_result_one_record_and_one_even
 async def test_a_rejected_approval_is_one_end_whichever_door_asks_again(place: Place) -> None:
     for door in DOORS:
         wish = Wish("life.mail", {"to": door}, key=door)
-        ticket = (await place.pending(door, wish))["ticketId"]
+        ticket = (await place.rows[door].pending(wish))["ticketId"]
         await place.app.approvals.deny(ticket, by=REVIEWER)
         closed = await place.last("closed")
         assert (closed["states"][-1], closed["error_code"], closed["status"]) == ("denied", "E3209", "ERROR")
-        again = await place.ways[door](wish)
+        again = await place.rows[door].call(wish)
         assert again.error is not None
         assert again.error[0] == "E3209"
         assert sum(one["call"] == closed["call"] for one in place.records("closed")) == 1
@@ -346,7 +290,8 @@ async def test_a_rejected_approval_is_one_end_whichever_door_asks_again(place: P
 @pytest.mark.proves("LIFE-10", "AUDIT-01")
 async def test_at_every_door_a_tool_that_overruns_is_cut_off_with_all_its_processes(place: Place) -> None:
     calls = [
-        place.ways[door](Wish("cell.lingers", {"marker": f"86{place_of:04}"})) for place_of, door in enumerate(DOORS)
+        place.rows[door].call(Wish("cell.lingers", {"marker": f"86{place_of:04}"}))
+        for place_of, door in enumerate(DOORS)
     ]
     for told in await asyncio.gather(*calls):
         assert told.error is not None
@@ -375,7 +320,7 @@ async def test_the_same_progress_arrives_in_order_over_the_library_rest_grpc_and
     expected = [(step + 2, f"step {step}", 100 * (step + 1) / 5, step) for step in range(5)]
     heard: list[Json] = []
     stage.release.set()
-    await place.app.call("life.climbs", {"steps": 5}, on_progress=heard.append, token=place.token("full"))
+    await place.app.call("life.climbs", {"steps": 5}, on_progress=heard.append, token=place.tokens["full"])
     assert heard[0]["message"] == "started"  # a call that may take long says so at least once
     assert seen(heard[1:]) == expected
     fields = {
@@ -411,7 +356,7 @@ async def test_the_same_progress_arrives_in_order_over_the_library_rest_grpc_and
         async def note(far: float, total: float | None, message: str | None, into: Any = notified) -> None:
             into.append((message, far, total))
 
-        async with place.mcp(door) as client:
+        async with place.session(door) as client:
             await client.call_tool("life.climbs", {"steps": 5}, progress_callback=note)
         assert notified[1:] == [(message, percent, 100.0) for _, message, percent, _ in expected], door
 
@@ -476,7 +421,7 @@ async def test_a_running_call_is_cancelled_through_every_door(place: Place) -> N
 async def _begun(place: Place, door: str, wish: Wish) -> tuple[asyncio.Future[Told], str]:
     """A call on its way, and its id once its tool runs."""
     before = len(place.events)
-    task = asyncio.ensure_future(place.ways[door](wish))
+    task = asyncio.ensure_future(place.rows[door].call(wish))
 
     def started() -> list[str]:
         return [event.invocation_id for event in place.events[before:] if event.type == "tool.invocation.started"]
@@ -490,7 +435,7 @@ async def _begun(place: Place, door: str, wish: Wish) -> tuple[asyncio.Future[To
 async def _stopped(place: Place, door: str, task: asyncio.Future[Told], call_id: str) -> str | None:
     """Ask for a call to end in the door's own way: by its id, or by no longer waiting for it."""
     if door in BY_ID:
-        return await place.cancel(door, call_id)
+        return await place.rows[door].cancel(call_id)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -503,7 +448,7 @@ async def test_a_call_in_the_queue_is_cancelled_through_every_door_and_never_run
         sample.world.gate = asyncio.Event()
         first, _ = await _begun(place, "library", Wish("demo.increment", {"name": door}, key=f"1-{door}"))
         intents = len(place.records("intent"))
-        second = asyncio.ensure_future(place.ways[door](Wish("demo.increment", {"name": door}, key=f"2-{door}")))
+        second = asyncio.ensure_future(place.rows[door].call(Wish("demo.increment", {"name": door}, key=f"2-{door}")))
         await until(lambda intents=intents: len(place.records("intent")) > intents)
         waiting = (await place.last("intent"))["call"]
         assert await _stopped(place, door, second, waiting) in ("canceled", None)
@@ -514,7 +459,7 @@ async def test_a_call_in_the_queue_is_cancelled_through_every_door_and_never_run
         sample.world.gate.set()
         assert (await first).data == 1
         # It left nothing behind: its key is free for the same call.
-        assert (await place.ways[door](Wish("demo.increment", {"name": door}, key=f"2-{door}"))).data == 2
+        assert (await place.rows[door].call(Wish("demo.increment", {"name": door}, key=f"2-{door}"))).data == 2
     assert sample.world.runs == 2 * len(DOORS)
 
 
@@ -522,9 +467,9 @@ async def test_a_call_in_the_queue_is_cancelled_through_every_door_and_never_run
 async def test_a_call_that_waits_for_a_person_is_taken_back_by_id_and_never_runs(place: Place) -> None:
     for door in BY_ID:
         wish = Wish("life.mail", {"to": door}, key=door)
-        ticket_id = (await place.pending(door, wish))["ticketId"]
+        ticket_id = (await place.rows[door].pending(wish))["ticketId"]
         call_id = (await place.app.approvals.show(ticket_id)).call
-        assert await place.cancel(door, call_id) == "canceled"
+        assert await place.rows[door].cancel(call_id) == "canceled"
         closed = await place.last("closed")
         assert (closed["call"], closed["states"][-2:]) == (call_id, ["awaiting_approval", "canceled"])
         assert closed["error_code"] == "E3703"
@@ -534,17 +479,17 @@ async def test_a_call_that_waits_for_a_person_is_taken_back_by_id_and_never_runs
             await place.app.approvals.approve(ticket_id, by=REVIEWER)
         assert refused.value.code == "E3411"
         # Ended is ended; and whoever wants it after all asks anew.
-        assert await place.cancel(door, call_id) == "finished"
-        assert (await place.pending(door, wish))["ticketId"] != ticket_id
+        assert await place.rows[door].cancel(call_id) == "finished"
+        assert (await place.rows[door].pending(wish))["ticketId"] != ticket_id
     assert stage.sent == []
 
 
 @pytest.mark.proves("LIFE-15")
 async def test_what_has_ended_or_cannot_be_cancelled_says_so_and_changes_nothing(place: Place) -> None:
     for door in BY_ID:
-        await place.ways[door](Wish("demo.add", {"a": 1}))
+        await place.rows[door].call(Wish("demo.add", {"a": 1}))
         ended = await place.last()
-        assert await place.cancel(door, ended["call"]) == "finished"
+        assert await place.rows[door].cancel(ended["call"]) == "finished"
         assert (await place.last("closed"))["call"] == ended["call"]
         assert place.heard(ended["call"])[-1] == "tool.invocation.cancel_requested"
     for door in DOORS:
@@ -569,13 +514,13 @@ async def test_what_has_ended_or_cannot_be_cancelled_says_so_and_changes_nothing
 async def test_no_door_lets_a_write_through_without_a_proper_key_of_its_callers_own(place: Place) -> None:
     for door in ONE_EACH:
         for key in (None, "", "has space", "x" * 256):
-            told = await place.ways[door](Wish("demo.increment", {"name": "a"}, key=key))
+            told = await place.rows[door].call(Wish("demo.increment", {"name": "a"}, key=key))
             assert told.error is not None, (door, key)
             assert told.error[:2] == ("E3307", "INVALID_INPUT"), (door, key)
             record = await place.last()
             assert record["phases"] == ["request", "validate", "return"]  # before anybody was asked
     for door in ("mcp-modern", "mcp-legacy"):
-        async with place.mcp(door) as client:
+        async with place.session(door) as client:
             listed = {one.name: one.input_schema for one in (await client.list_tools()).tools}
             assert "idempotency_key" in listed["demo-increment"]["required"]
             assert "idempotency_key" not in listed["demo-add"]["properties"]
@@ -618,9 +563,9 @@ ALLOWED = {
 async def test_at_every_door_a_known_key_with_another_argument_is_a_conflict(place: Place) -> None:
     for door in DOORS:
         wish = Wish("demo.increment", {"name": door}, key=door)
-        assert (await place.ways[door](wish)).data == 1
+        assert (await place.rows[door].call(wish)).data == 1
         for other in ({"name": door, "by": 2}, {"name": f"{door}-other"}):
-            told = await place.ways[door](Wish("demo.increment", other, key=door))
+            told = await place.rows[door].call(Wish("demo.increment", other, key=door))
             assert told.data is None
             assert told.error is not None
             assert told.error[:2] == ("E3306", "CONFLICT"), door
@@ -652,12 +597,12 @@ async def _(name: str) -> None:
 @pytest.mark.proves("IDEM-06")
 async def test_at_every_door_a_known_key_at_another_version_is_a_conflict(place: Place) -> None:
     for door in DOORS:
-        assert (await place.ways[door](Wish("demo.increment", {"name": door}, key=door))).data == 1
+        assert (await place.rows[door].call(Wish("demo.increment", {"name": door}, key=door))).data == 1
     # The same call, word for word: only the version that the name stands for is another one.
     await admit(place.app, increment)
     await place.app.catalog.forget()
     for door in DOORS:
-        told = await place.ways[door](Wish("demo.increment", {"name": door}, key=door))
+        told = await place.rows[door].call(Wish("demo.increment", {"name": door}, key=door))
         assert told.data is None, door
         assert told.error is not None, door
         assert told.error[:2] == ("E3306", "CONFLICT"), door
@@ -666,7 +611,7 @@ async def test_at_every_door_a_known_key_at_another_version_is_a_conflict(place:
     assert sample.world.runs == len(DOORS)
     await _conflicts_on_the_wires(place, Wish("demo.increment", {"name": "rest"}, key="rest"))
     assert sample.world.runs == len(DOORS)
-    assert (await place.ways["library"](Wish("demo.increment", {"name": "fresh"}, key="fresh"))).data == -1
+    assert (await place.rows["library"].call(Wish("demo.increment", {"name": "fresh"}, key="fresh"))).data == -1
 
 
 async def _conflicts_on_the_wires(place: Place, wish: Wish) -> None:
@@ -728,13 +673,13 @@ def _PEM() -> tuple[Any, Any]:  # noqa: N802
 @pytest.mark.supports("OPS-05")
 @pytest.mark.proves("AUTH-01")
 async def test_at_every_door_only_the_good_token_passes_and_each_other_has_its_code(place: Place) -> None:
-    assert parts(place.token("full"))[0]["alg"] == "RS256"
+    assert parts(place.tokens["full"])[0]["alg"] == "RS256"
     unknown: Mapping[str, str | None] = {
         "rest": "401", "jsonrpc": "-32001", "grpc": "UNAUTHENTICATED", "mcp-modern": "401", "mcp-legacy": "401",
     }  # fmt: skip
     for name, (header, code) in (await _corpus(place)).items():
         for door in DOORS[1:]:
-            told, refused = await place.knock(door, header)
+            told, refused = await place.rows[door].knock(header)
             assert refused == code, (name, door)
             if code is not None:
                 assert told == unknown[door], (name, door)
@@ -761,7 +706,7 @@ async def test_a_token_that_a_door_refuses_is_counted_and_leaves_no_record(place
             continue
         for door in DOORS[1:]:
             before, counted = await size(), signals["IDENTITY_REFUSED"]
-            assert (await place.knock(door, header))[1] == code, (name, door)
+            assert (await place.rows[door].knock(header))[1] == code, (name, door)
             assert await size() == before, (name, door)
             assert signals["IDENTITY_REFUSED"] == counted + 1, (name, door)
             tried += 1
@@ -781,7 +726,7 @@ async def test_nothing_opens_the_gate_of_what_cannot_be_undone_at_any_door(home:
     async with opened(home, **generous) as place:
         place.app.hook(Hook(id="wave", when="pre", run=lambda _: HookResult(permission="allow")))
         for door in DOORS:
-            assert (await place.ways[door](Wish("life.mail", {"to": door}, key=door))).pending, door
+            assert (await place.rows[door].call(Wish("life.mail", {"to": door}, key=door))).pending, door
             record = await place.last()
             assert (record["authDecision"], record["phases"]) == ("REQUIRES_APPROVAL", SIX[:3])
         assert stage.sent == []
@@ -791,7 +736,7 @@ async def test_nothing_opens_the_gate_of_what_cannot_be_undone_at_any_door(home:
 async def test_at_every_door_a_gated_call_leaves_a_ticket_a_span_event_and_nothing_private(place: Place) -> None:
     caller = await place.caller()
     for door in DOORS:
-        pending = await place.pending(door, Wish("life.mail", {"to": door, "note": CANARY}, key=door))
+        pending = await place.rows[door].pending(Wish("life.mail", {"to": door, "note": CANARY}, key=door))
         ticket = (await place.app.approvals.show(pending["ticketId"])).document()
         record = await place.last()
         assert (pending["code"], pending["expiresAt"]) == ("APPROVAL_REQUIRED", ticket["expiresAt"])

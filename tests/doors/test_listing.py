@@ -8,9 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import grpc
-import grpc.aio
-import httpx
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
@@ -24,11 +21,10 @@ from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.context import Caller
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
-from interlock.doors.server import Listening, serving
 from tests import sample
 from tests.support.calls import admit, until, write
 from tests.support.identities import did_of
+from tests.support.wires import served
 
 Json = dict[str, Any]
 Number = Annotated[int, Field(description="a number", examples=[1])]
@@ -232,19 +228,8 @@ async def test_every_door_tells_the_same(app: Interlock) -> None:
     caller = await app.caller_of(token)
     await app.call("li.look", number=1, caller=caller)
     await app.call("li.look", number=-1, caller=caller)
-    head = {"authorization": f"Bearer {token}"}
-    async with (
-        serving(Service(app), Listening(port=0, ports={"grpc": 0})) as server,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=30, headers=head) as http,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.ports['grpc']}") as channel,
-    ):
-        stub = GatewayStub(channel)
-
-        async def rpc(method: str, params: Json) -> Json:
-            return (
-                await http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
-            ).json()
-
+    async with served(app, {"full": token}) as wires:
+        http, stub, rpc = wires.http, wires.stub, wires.rpc
         gate.close()
         tasks = [asyncio.create_task(app.call("demo.hold", number=one, key=f"k{one}", caller=ANN)) for one in range(5)]
         await until(
@@ -252,25 +237,14 @@ async def test_every_door_tells_the_same(app: Interlock) -> None:
         )
         running = [one["invocation_id"] for one in await every_page(app, Wanted(state="running"), None, 100)]
 
-        async def by_rest(asked: Json) -> Json:
-            return (await http.get("/v1/calls", params=asked)).json()
-
-        async def by_rpc(asked: Json) -> Json:
-            return (await rpc("calls.list", asked))["result"]
-
-        async def by_grpc(asked: Json) -> Json:
-            said = await stub.Calls(wire.CallsRequest(**asked), metadata=tuple(head.items()))
-            lines = [{"invocation_id": line.invocation_id} for line in said.calls]
-            return {"calls": lines, "before": said.before or None}
-
-        for ask in (by_rest, by_rpc, by_grpc):
-            found, page = list[str](), await ask({"state": "running", "limit": 2})
+        for one in (wires.rows["rest"], wires.rows["jsonrpc"], wires.rows["grpc"]):
+            found, page = list[str](), await one.calls(state="running", limit=2)
             for _ in range(10):
                 found += [line["invocation_id"] for line in page["calls"]]
                 if page["before"] is None:
                     break
-                page = await ask({"state": "running", "limit": 2, "before": page["before"]})
-            assert found == running, ask.__name__
+                page = await one.calls(state="running", limit=2, before=page["before"])
+            assert found == running, one.name
         gate.open()
         await asyncio.gather(*tasks)
         asked: Json = {"tool": "li.look", "state": "failed", "limit": 5, "since": "2020-01-01T00:00:00Z"}
@@ -280,21 +254,21 @@ async def test_every_door_tells_the_same(app: Interlock) -> None:
         assert (await http.get("/v1/calls", params={**asked, "caller": "ops"})).json() == rest
         assert (await http.get("/v1/calls", params={**asked, "caller": "nobody"})).json()["calls"] == []
         assert (await rpc("calls.list", asked))["result"] == rest
-        answered = await stub.Calls(wire.CallsRequest(**asked), metadata=tuple(head.items()))
+        answered = await stub.Calls(wire.CallsRequest(**asked), metadata=wires.metadata())
         assert [line.caller_name for line in answered.calls] == ["ops"]
         assert [(line["agent"], line["agent_name"]) for line in rest["calls"]] == [(None, None)]
         assert (await app.call("li.look", number=-1, caller=replace(ANN, agent=did_of("ops")))).error is not None
         acted: Json = {"caller": "ops", "limit": 1}
         (line,) = (await http.get("/v1/calls", params=acted)).json()["calls"]
         assert (line["caller"], line["agent"], line["agent_name"]) == (ANN.id, did_of("ops"), "ops")
-        (told_line,) = (await stub.Calls(wire.CallsRequest(**acted), metadata=tuple(head.items()))).calls
+        (told_line,) = (await stub.Calls(wire.CallsRequest(**acted), metadata=wires.metadata())).calls
         assert (told_line.caller, told_line.agent, told_line.agent_name) == (ANN.id, did_of("ops"), "ops")
         assert [line.invocation_id for line in answered.calls] == [line["invocation_id"] for line in rest["calls"]]
         asked = {"by": "failures", "since": "2020-01-01T00:00:00Z"}
         rest = (await http.get("/v1/calls/top", params=asked)).json()
         assert [one["tool"] for one in rest["top"]] == ["li.look"]
         assert (await rpc("calls.top", asked))["result"] == rest
-        told = await stub.Top(wire.TopRequest(**asked), metadata=tuple(head.items()))
+        told = await stub.Top(wire.TopRequest(**asked), metadata=wires.metadata())
         assert [(one.name, one.failures) for one in told.top] == [("li.look", 2)]
         for bad in ({"since": "yesterday"}, {"since": "0001-01-01T00:00:00+14:00"}, {"limit": 0}, {"before": -1}):
             assert (await http.get("/v1/calls", params=bad)).status_code == 400

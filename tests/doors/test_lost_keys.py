@@ -16,8 +16,8 @@ from interlock import Interlock
 from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
+from tests.support.endpoints import dialled
 from tests.support.identities import did_of
 
 ASKED: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
@@ -71,8 +71,8 @@ async def test_a_server_that_lost_its_keys_answers_503_at_every_door(
                 # An error of JSON-RPC is in the body, whatever it is.
                 assert answer.status_code == (200 if answer.url.path == "/rpc" else 503), (answer.url, answer.text)
                 assert all(word in answer.text for word in words), answer.text
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.ports['grpc']}") as channel:
+            async with dialled(server.ports["grpc"]) as stub:
                 request = wire.InvokeRequest(tool_id="demo.add", arguments_json=b"{}")
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await GatewayStub(channel).Invoke(request, metadata=(("authorization", f"Bearer {token}"),))
+                    await stub.Invoke(request, metadata=(("authorization", f"Bearer {token}"),))
             assert refused.value.code() == grpc.StatusCode.UNAVAILABLE

@@ -13,12 +13,12 @@ import pytest
 from interlock.call.capability import ToolGrant
 from interlock.core.errors import CODES
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.jsonrpc import JsonRpcDoor
 from interlock.doors.mcp import McpDoor
+from tests.support.answers import Heard, typed_refusal
 from tests.support.faults import BEHIND, failing, logged, raising, sound
 from tests.support.identities import did_of
-from tests.support.wires import Heard, Wires, opened, typed_refusal
+from tests.support.wires import Wires, opened
 
 Json = dict[str, Any]
 CALL = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
@@ -196,7 +196,7 @@ async def test_a_fault_in_any_method_of_json_rpc_is_an_envelope_and_the_log_says
         for needed, method, params in RPC:
             with monkeypatch.context() as broken:
                 _break(wires, broken, needed, how)
-                text = await wires.rpc(method, params)
+                text = await wires.rpc_text(method, params)
             _told(wires, caplog, Heard(text, 0, envelope=orjson.loads(text)["error"]["data"]), "rest", how)
 
 
@@ -222,7 +222,7 @@ async def test_a_fault_in_any_rpc_of_grpc_is_an_envelope_and_the_log_says_what_i
 ) -> None:
     async with opened(home) as wires:
         metadata = await _ready(wires)
-        stub: Any = GatewayStub(wires.channel)
+        stub: Any = wires.stub
         start = wire.RunRequest(start=wire.InvokeRequest(tool_id="demo.add", arguments_json=b'{"a": 1}'))
         for needed, name, request in (*GRPC, ("calls.invoke", "Run", start)):
             with monkeypatch.context() as broken:

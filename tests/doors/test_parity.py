@@ -20,15 +20,16 @@ from hypothesis import strategies as st
 
 from interlock.call.capability import ToolGrant
 from tests.support import source
+from tests.support.answers import Wish
 from tests.support.identities import did_of
 from tests.support.parity import opened, same, through_all
-from tests.support.ways import DOORS, Ways, Wish
+from tests.support.wires import DOORS, SdkWires
 
 Json = dict[str, Any]
 
 
 @pytest_asyncio.fixture
-async def ways(home: Path) -> AsyncGenerator[Ways]:
+async def ways(home: Path) -> AsyncGenerator[SdkWires]:
     async with opened(home) as made:
         yield made
 
@@ -50,7 +51,7 @@ CASES: Mapping[str, tuple[Callable[[str], Wish], Any]] = {
 
 @pytest.mark.proves("OPS-05")
 @pytest.mark.parametrize("case", CASES)
-async def test_a_call_is_the_same_through_every_door(ways: Ways, case: str) -> None:
+async def test_a_call_is_the_same_through_every_door(ways: SdkWires, case: str) -> None:
     wish, expected = CASES[case]
     told = same(*await through_all(ways, wish))
     if expected == "pending":
@@ -64,7 +65,7 @@ async def test_a_call_is_the_same_through_every_door(ways: Ways, case: str) -> N
 
 @pytest.mark.supports("CONTRACT-19")
 @pytest.mark.proves("OPS-05")
-async def test_a_file_that_a_call_left_is_read_by_its_caller_through_the_doors(ways: Ways) -> None:
+async def test_a_file_that_a_call_left_is_read_by_its_caller_through_the_doors(ways: SdkWires) -> None:
     told = same(*await through_all(ways, CASES["leaving files"][0]))
     contents = {"a.txt": b"hi", "b/c": b"\xff\x00\xff"}
     assert told.files == tuple((path, hashlib.sha256(held).hexdigest(), len(held)) for path, held in contents.items())
@@ -81,8 +82,10 @@ async def test_a_file_that_a_call_left_is_read_by_its_caller_through_the_doors(w
 
 
 @pytest.mark.proves("OPS-05", "CONTRACT-14", "LIFE-10")
-async def test_no_door_calls_a_write_retryable_whose_outcome_is_unknown(ways: Ways) -> None:
-    told = await asyncio.gather(*(ways.ways[door](Wish("demo.strand", {"text": door}, key=door)) for door in DOORS))
+async def test_no_door_calls_a_write_retryable_whose_outcome_is_unknown(ways: SdkWires) -> None:
+    told = await asyncio.gather(
+        *(ways.rows[door].call(Wish("demo.strand", {"text": door}, key=door)) for door in DOORS)
+    )
     for door, one in zip(DOORS, told, strict=True):
         assert one.error == ("E3402", "DEADLINE_EXCEEDED", "timeout", False), door
         assert one.advice == "settle it with interlock calls reconcile", door
@@ -102,12 +105,12 @@ def test_only_the_gateway_reaches_the_executors() -> None:
 
 
 @pytest.mark.proves("OPS-05")
-async def test_a_key_used_at_one_door_counts_at_every_other(ways: Ways) -> None:
+async def test_a_key_used_at_one_door_counts_at_every_other(ways: SdkWires) -> None:
     for door in DOORS:
-        first = await ways.ways[door](Wish("demo.increment", {"name": door}, key=f"shared-{door}"))
+        first = await ways.rows[door].call(Wish("demo.increment", {"name": door}, key=f"shared-{door}"))
         for other in DOORS:
-            assert await ways.ways[other](Wish("demo.increment", {"name": door}, key=f"shared-{door}")) == first
-            conflict = await ways.ways[other](Wish("demo.increment", {"name": "z"}, key=f"shared-{door}"))
+            assert await ways.rows[other].call(Wish("demo.increment", {"name": door}, key=f"shared-{door}")) == first
+            conflict = await ways.rows[other].call(Wish("demo.increment", {"name": "z"}, key=f"shared-{door}"))
             assert conflict.error is not None
             assert conflict.error[0] == "E3306"
 
@@ -130,5 +133,5 @@ _wishes = st.one_of(
 @pytest.mark.proves("OPS-05")
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wish=_wishes)
-async def test_whatever_is_asked_the_doors_agree(ways: Ways, wish: Wish) -> None:
+async def test_whatever_is_asked_the_doors_agree(ways: SdkWires, wish: Wish) -> None:
     same(*await through_all(ways, lambda _: wish))

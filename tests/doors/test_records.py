@@ -19,21 +19,20 @@ from pydantic import BaseModel
 
 from interlock import Caller, Context, Effect, Failure, Field, Hook, HookResult, Interlock, Preview, tool
 from interlock.authority.identities import Identity
-from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.privacy.patterns import Patterns
 from interlock.privacy.redact import Redactor
 from interlock.telemetry.trace import Span
 from interlock.testing import FakeClock
 from tests import processes, sample
+from tests.support.answers import Heard, Wish
 from tests.support.calls import FIELDS, admit
 from tests.support.identities import did_of
 from tests.support.lifecycles import ONE_EACH, Place, opened
 from tests.support.mail import PASSWORD as MAIL_PASSWORD
 from tests.support.mail import SmtpServer
 from tests.support.stores import everything_in
-from tests.support.ways import Wish
 from tests.support.webhooks import SECRET, Receiver
-from tests.support.wires import WIRES, Heard, Wires, wired
+from tests.support.wires import WIRES, Wires, wired
 
 Json = dict[str, Any]
 API_KEY, PASSWORD = "sk-secret123456", "supersecret"
@@ -124,7 +123,7 @@ async def test_through_every_door_each_outcome_leaves_one_record_with_every_fiel
         for name, case in CASES.items():
             sample.flaky.failures = [ValueError("it failed")]
             before = _now_ms()
-            await place.ways[door](case.wish(door))
+            await place.rows[door].call(case.wish(door))
             record = await place.last("closed")
             made += 1
             assert len(place.records("closed")) == made, (door, name)
@@ -159,7 +158,7 @@ async def test_through_every_door_a_call_that_a_person_decided_on_closes_once_un
     for door in ONE_EACH:
         for decision in ("approve", "deny"):
             key = f"{door}-{decision}"
-            pending = await place.pending(door, Wish("life.mail", {"to": key}, key=key))
+            pending = await place.rows[door].pending(Wish("life.mail", {"to": key}, key=key))
             ticket, asked = pending["ticketId"], await place.last("pending")
             assert (asked["approvalTicketId"], asked["authDecision"]) == (ticket, "REQUIRES_APPROVAL")
             assert not [one for one in place.records("closed") if one["call"] == asked["call"]], "it has not ended"
@@ -187,7 +186,7 @@ async def test_through_every_door_a_call_that_a_person_decided_on_closes_once_un
 @pytest.mark.proves("AUDIT-03")
 async def test_what_others_called_is_seen_with_the_scope_alone_and_seeing_it_is_on_record(place: Place) -> None:
     app = place.app
-    await place.ways["rest"](Wish("demo.add", {"a": 1}))
+    await place.rows["rest"].call(Wish("demo.add", {"a": 1}))
     call = (await place.last())["call"]
     await app.identities.register(Identity(did=did_of("eve"), name="eve", kind="human"), by="test")
     for scopes, seen in ((), False), (("audit:read",), True):
@@ -353,7 +352,7 @@ async def test_a_private_field_reaches_no_sink_through_any_door_however_the_call
                 assert told.failure["error_code"] == {"invalid": "E3301", "deny": "E3206"}.get(how, "E3401"), door
         canary = f"Quux{number}gated7731"
         canaries.append(canary)
-        pending = await _gated(wires, door, canary)
+        pending = (await wires.call(door, "priv.post", {"slot": door, "note": canary}, key=f"gated-{door}")).text
         assert "APPROVAL_REQUIRED" in pending, door
         found.wire.append(pending)
     shown = await wires.app.call("priv.note", {"slot": "a", "note": canaries[0], "how": "well"}, key="shown")
@@ -431,22 +430,6 @@ async def test_no_channel_of_any_kind_receives_a_private_field_at_any_step(home:
 
 def _denies(seen: Any) -> HookResult | None:
     return HookResult(permission="deny") if seen.input["how"] == "deny" else None
-
-
-async def _gated(wires: Wires, door: str, canary: str) -> str:
-    """What a door says of a call that waits for a person."""
-    given, key = {"slot": door, "note": canary}, f"gated-{door}"
-    asked = {"tool_id": "priv.post", "parameters": given, "idempotency_key": key}
-    if door == "rest":
-        return (await wires.http.post("/v1/tools/invoke", json=asked)).text
-    if door == "jsonrpc":
-        return await wires.rpc("tools.invoke", asked)
-    if door == "grpc":
-        request = wire.InvokeRequest(tool_id="priv.post", arguments_json=orjson.dumps(given), idempotency_key=key)
-        bearer = tuple(wires._bearer.items())  # pyright: ignore[reportPrivateUsage]
-        return str(await wires._stub.Invoke(request, metadata=bearer))  # pyright: ignore[reportPrivateUsage]
-    wanted = {"name": "priv-post", "arguments": {**given, "idempotency_key": key}}
-    return await wires.mcp("tools/call", wanted, modern=door == "mcp-modern")
 
 
 def _of(*names: str) -> Callable[[Any], bool]:

@@ -16,8 +16,10 @@ from interlock.contract.contract import ERROR_SCHEMA
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, Schema
 from interlock.http import connection
+from tests.support.answers import Heard, typed_refusal
+from tests.support.endpoints import BOTH, META, MODERN
 from tests.support.faults import sound
-from tests.support.wires import BOTH, META, MODERN, Heard, Wires, opened, typed_refusal
+from tests.support.wires import Wires, opened
 
 LIST: Json = {"jsonrpc": "2.0", "id": 7, "method": "tools/list", "params": {}}
 NEW: Json = {**LIST, "params": {"_meta": META}}
@@ -103,7 +105,7 @@ async def test_what_the_protocol_says_of_a_refusal_stays_beside_the_envelope(wir
 
 @pytest.mark.proves("CONTRACT-13")
 async def test_an_rpc_that_grpc_does_not_know_or_cannot_read_has_the_envelope(wires: Wires) -> None:
-    token = (("authorization", wires.http.headers["authorization"]),)
+    token = wires.metadata()
     for path, sent in (
         ("/interlock.v1.Gateway/Nothing", b""),
         ("/elsewhere.Service/Do", b""),

@@ -22,12 +22,14 @@ from interlock.core.errors import Failure
 from interlock.registry.retirement import deprecate
 from interlock.testing import FakeClock
 from tests import sample
+from tests.support.answers import Wish
 from tests.support.calls import admit
+from tests.support.endpoints import ERAS, register_people
 from tests.support.identities import did_of
 from tests.support.private import person
 from tests.support.rest import COMPLETE
 from tests.support.versions import GUIDE, versioned
-from tests.support.ways import DOORS, ERAS, Ways, Wish, register_people, served
+from tests.support.wires import DOORS, SdkWires, served
 from tests.upstreams.servers import Answer, HttpServer
 
 Json = dict[str, Any]
@@ -45,13 +47,13 @@ class Heard:
     details: Any = None
 
 
-class Clients(Ways):
+class Clients(SdkWires):
     """A client of every door, that is told of versions and of the details of errors."""
 
     async def ask(
         self, door: str, tool: str, arguments: Json | None = None, *, version: str | None = None, token: str = "full"
     ) -> Heard:
-        told = await self.ways[door](Wish(tool, arguments or {}, version=version, token=token))
+        told = await self.rows[door].call(Wish(tool, arguments or {}, version=version, token=token))
         if told.error is None:
             return Heard(told.data, told.deprecation)
         retry_after_ms, details = told.envelope.get("retryAfterMs"), told.envelope.get("details")
@@ -172,7 +174,7 @@ async def test_a_tool_that_is_not_what_an_agent_expects_is_kept_off_its_surface(
         assert [one.row.address for one in await surface.visible(caller, expected)] == usable
         assert [one.row.address for one in await surface.visible(caller)] == [*usable, "demo.shout"]
         for door in ERAS:
-            async with clients.mcp(door) as client:
+            async with clients.session(door) as client:
                 listed = await client.list_tools(meta={"interlock/expects": expected})
                 assert [one.name for one in listed.tools] == [name.replace(".", "-") for name in usable], door
 

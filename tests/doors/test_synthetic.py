@@ -14,10 +14,10 @@ import pytest_asyncio
 from interlock import Context, Interlock, tool
 from interlock.call.events import Event
 from interlock.contract.standard import ToolResult
-from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from tests import sample
 from tests.support.calls import admit, until
 from tests.support.cli import Cli
+from tests.support.wire_rows import ROWS
 from tests.support.wires import WIRES, Wires, wired
 
 Json = dict[str, Any]
@@ -94,19 +94,8 @@ async def test_a_timeout_is_told_through_every_door_as_a_synthetic_result(wires:
 
 
 async def stop(wires: Wires, home: Path, door: str, call: str, reason: str) -> str:
-    if door == "library":
-        return await wires.app.call_off(call, reason)  # pyright: ignore[reportArgumentType] - one of the three
-    if door == "rest":
-        answer = await wires.http.post(f"/v1/calls/{call}/cancel", params={"reason": reason})
-        return answer.json()["outcome"]
-    if door == "jsonrpc":
-        asked = {"invocation_id": call, "reason": reason}
-        return orjson.loads(await wires.rpc("calls.cancel", asked))["result"]["answer"]
-    if door == "grpc":
-        metadata = (("authorization", wires.http.headers["authorization"]),)
-        request = wire.CancelRequest(invocation_id=call, reason=reason)
-        told = await wires._stub.Cancel(request, metadata=metadata)  # pyright: ignore[reportPrivateUsage]
-        return wire.CancelOutcome.Name(told.outcome).removeprefix("CANCEL_OUTCOME_").lower()
+    if door in ROWS:
+        return await wires.rows[door].cancel(call, reason)
     cli = Cli(home.parent)
     return (await asyncio.to_thread(cli.ask, "calls", "cancel", call, "--reason", reason))["outcome"]
 
@@ -191,7 +180,7 @@ def _token(wires: Wires) -> str:
 async def test_a_reason_that_there_is_not_is_refused(wires: Wires) -> None:
     answer = await wires.http.post("/v1/calls/01M7JQ9AJG6CC9359201E27AFF/cancel", params={"reason": "boredom"})
     assert answer.status_code == 400
-    told = orjson.loads(await wires.rpc("calls.cancel", {"invocation_id": "x", "reason": "boredom"}))
+    told = await wires.rpc("calls.cancel", {"invocation_id": "x", "reason": "boredom"})
     assert told["error"]["data"]["error_code"] == "E3004"
 
 

@@ -8,112 +8,37 @@ from asyncio import to_thread
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import grpc.aio
-import httpx
-import httpx2
 import pytest
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.exceptions import MCPError
 
 from interlock import Interlock
-from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
-from interlock.core.errors import Failure
-from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
-from interlock.doors.server import Listening, serving
 from tests import sample, warm
+from tests.support.answers import Wish
+from tests.support.wires import DOORS, Wires, served
 from tests.upstreams.servers import Answer, HttpServer
 
 Json = dict[str, Any]
-DOORS = ("library", "rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy", "cli")
+EVERY = (*DOORS, "cli")
 STEPS = ["tool.invoke", "Validate", "Authorize", "Execute", "Verify", "Return"]
 MINE, ALIEN, AUDITS, OF_OTHERS = "mine", "alien", "audits", "of-others"
 _DID = "did:web:{}.example"
 
 
-class Place:
+class Place(Wires):
     """A server that traces calls, and callers of it: two of one tenant, an auditor of it, and one of another tenant."""
 
-    def __init__(self, app: Interlock, service: Service, port: int, grpc_port: int, tokens: dict[str, str]) -> None:
-        self.app = app
-        self.service = service
-        self.base = f"http://127.0.0.1:{port}"
-        self.grpc_port = grpc_port
-        self.tokens = tokens
-
-    async def call(self, who: str = MINE) -> str:
+    async def make_call(self, who: str = MINE) -> str:
         """Make a call. Its id."""
-        headers = {"authorization": f"Bearer {self.tokens[who]}"}
-        async with httpx.AsyncClient(base_url=self.base, timeout=60) as http:
-            body = {"tool_id": "demo.add", "parameters": {"a": 1, "b": 2}}
-            told: Json = (await http.post("/v1/tools/invoke", json=body, headers=headers)).json()
-        return told["invocation_id"]
+        return (await self.rows["rest"].heard(Wish("demo.add", {"a": 1, "b": 2}, token=who))).about["invocation_id"]
 
     async def read(self, door: str, call: str, who: str) -> Json | str:
         """The trace of a call as a door gives it; the code of the refusal where it does not."""
-        token = self.tokens[who]
-        match door:
-            case "library":
-                try:
-                    return await self.service.calls.trace(call, await self.app.caller_of(token))
-                except Failure as failure:
-                    return failure.code
-            case "grpc":
-                return await self._grpc(call, token)
-            case "cli":
-                return await self._cli(call, token)
-            case "mcp-modern" | "mcp-legacy":
-                return await self._mcp(door, call, token)
-            case _:
-                return await self._http(door, call, token)
-
-    async def _http(self, door: str, call: str, token: str) -> Json | str:
-        headers = {"authorization": f"Bearer {token}"}
-        async with httpx.AsyncClient(base_url=self.base, headers=headers, timeout=60) as http:
-            if door == "rest":
-                answer = await http.get(f"/v1/calls/{call}/trace")
-                told: Json = answer.json()
-                return told if answer.status_code == 200 else told["error"]["error_code"]
-            asked = {"jsonrpc": "2.0", "id": 1, "method": "calls.trace", "params": {"invocation_id": call}}
-            told = (await http.post("/rpc", json=asked)).json()
-            return told["result"] if "result" in told else told["error"]["data"]["error_code"]
-
-    async def _grpc(self, call: str, token: str) -> Json | str:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.grpc_port}") as channel:
-            request = wire.TraceRequest(invocation_id=call)
-            try:
-                told = await GatewayStub(channel).Trace(request, metadata=(("authorization", f"Bearer {token}"),))
-            except grpc.aio.AioRpcError as error:
-                details = dict(cast("Any", error.trailing_metadata()))["grpc-status-details-bin"]
-                return next(code for code in ("E3702", "E3206") if code.encode() in details)
-        spans = [
-            {
-                "name": one.name, "trace_id": one.trace_id, "span_id": one.span_id,
-                "parent_span_id": one.parent_span_id or None, "start": one.start, "duration_ms": one.duration_ms,
-                "status": one.status, "attributes": json.loads(one.attributes_json),
-                "events": json.loads(one.events_json),
-            }
-            for one in told.spans
-        ]  # fmt: skip
-        return {
-            "invocation_id": told.invocation_id, "trace_id": told.trace_id, "complete": told.complete, "spans": spans,
-        }  # fmt: skip
-
-    async def _mcp(self, door: str, call: str, token: str) -> Json | str:
-        async with httpx2.AsyncClient(headers={"authorization": f"Bearer {token}"}, timeout=60) as http:
-            transport = streamable_http_client(f"{self.base}/mcp", http_client=http)
-            era = "legacy" if door == "mcp-legacy" else "2026-07-28"
-            async with Client(transport, mode=era, read_timeout_seconds=60) as client:
-                try:
-                    (content,) = (await client.read_resource(f"trace:{call}")).contents
-                except MCPError as error:
-                    return "E3702" if "Resource not found" in str(error) else str(error)
-        return json.loads(cast("Any", content).text)
+        if door == "cli":
+            return await self._cli(call, self.tokens[who])
+        return await self.rows[door].trace(call, who)
 
     async def _cli(self, call: str, token: str) -> Json | str:
         words = ["calls", "trace", call, "--url", self.base, "--token", token, "--json"]
@@ -140,15 +65,14 @@ async def opened(home: Path, **settings: Any) -> AsyncGenerator[Place]:
             did = _DID.format(name)
             await app.identities.register(Identity(did=did, name=name, tenant=tenant), by="test")
             tokens[name] = await app.tokens.issue(subject=did, tools=[ToolGrant("*")], scopes=scopes, by=app.caller)
-        service = Service(app)
-        async with serving(service, Listening(port=0, ports={"grpc": 0})) as server:
-            yield Place(app, service, server.port, server.ports["grpc"], tokens)
+        async with served(app, tokens, Place) as place:
+            yield place
 
 
 @pytest.mark.proves("OBS-01")
 async def test_through_every_door_callers_read_their_own_traces_and_auditors_those_of_their_tenant(home: Path) -> None:
     async with opened(home, trace_ratio=1.0) as place:
-        call = await place.call()
+        call = await place.make_call()
         expected = await place.read("library", call, MINE)
         assert isinstance(expected, dict)
         assert (expected["invocation_id"], expected["complete"]) == (call, True)
@@ -157,7 +81,7 @@ async def test_through_every_door_callers_read_their_own_traces_and_auditors_tho
         root = expected["spans"][0]["attributes"]
         assert (root["tool.invocation_id"], root["tool.id"], root["tool.status"]) == (call, "demo.add", "succeeded")
         assert {"tool.version", "tool.latency_ms", "tool.cost"} <= root.keys()
-        for door in DOORS:
+        for door in EVERY:
             assert await place.read(door, call, MINE) == expected, door
             assert await place.read(door, call, AUDITS) == expected, door
             assert await place.read(door, call, ALIEN) == "E3702", door
@@ -165,7 +89,7 @@ async def test_through_every_door_callers_read_their_own_traces_and_auditors_tho
         # Looking at the calls of others is on record.
         await place.app.journal.commit(lambda _: None)
         read = place.app.journal.reader.all("SELECT COUNT(*) FROM journal WHERE kind = 'audit.read'")
-        assert read[0][0] == len(DOORS)
+        assert read[0][0] == len(EVERY)
 
 
 @pytest.mark.proves("OBS-01")
@@ -181,7 +105,7 @@ async def test_through_every_door_the_attempts_of_an_external_call_are_shown(hom
         far.answers = [Answer(status=503), Answer()]
         result = await place.app.call("svc.look", {}, caller=await place.app.caller_of(place.tokens[MINE]))
         assert result.ok, result.error
-        for door in DOORS:
+        for door in EVERY:
             told = await place.read(door, result.invocation_id, MINE)
             assert isinstance(told, dict)
             attempts = [span for span in told["spans"] if span["name"] == "Attempt"]
@@ -197,8 +121,8 @@ async def test_through_every_door_the_attempts_of_an_external_call_are_shown(hom
 @pytest.mark.supports("OBS-01")
 async def test_of_a_call_that_was_not_traced_one_span_tells_what_is_on_record(home: Path) -> None:
     async with opened(home) as place:
-        call = await place.call()
-        told = [await place.read(door, call, MINE) for door in ("library", "rest", "jsonrpc", "grpc", "mcp-modern")]
+        call = await place.make_call()
+        told = [await place.read(door, call, MINE) for door in DOORS]
         assert all(one == told[0] for one in told)
         (first, *_) = told
         assert isinstance(first, dict)

@@ -20,9 +20,9 @@ from interlock import Context, Effect, Failure, Field, Interlock, Precondition, 
 from interlock.contract.effects import expected, manifest_faults
 from interlock.contract.manifest import parse_manifest
 from tests.sample import Text
+from tests.support.answers import Wish
 from tests.support.calls import admit, code, records
 from tests.support.parity import opened, same, through_all
-from tests.support.ways import Wish
 
 ROUNDS = 1000
 BETWEEN_NODES = 100  # of these rounds are between two nodes, the others between two callers of one

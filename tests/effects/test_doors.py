@@ -22,10 +22,11 @@ from interlock.registry.source import load
 from tests import processes
 from tests.gateway import isolated_tools as cell
 from tests.sample import Text
+from tests.support.answers import Wish
 from tests.support.calls import admit, code, records
 from tests.support.parity import opened, same, through_all
 from tests.support.programs import MARK, NAMED, written
-from tests.support.ways import DOORS, Ways, Wish
+from tests.support.wires import DOORS, SdkWires
 
 Json = dict[str, Any]
 # Programs: what they are given, and what they end as.
@@ -49,7 +50,7 @@ async def fib(ctx: Context, text: Text) -> str:
 
 
 @pytest_asyncio.fixture
-async def ways(home: Path, tmp_path: Path) -> AsyncGenerator[Ways]:
+async def ways(home: Path, tmp_path: Path) -> AsyncGenerator[SdkWires]:
     _, programs = load(
         written(tmp_path / "programs.json", *(NAMED[name] for name in ("exits", "segv", "hang", "torn")))
     )
@@ -58,14 +59,14 @@ async def ways(home: Path, tmp_path: Path) -> AsyncGenerator[Ways]:
         yield made
 
 
-async def rest(ways: Ways, tool: str, **arguments: Any) -> tuple[int, str]:
+async def rest(ways: SdkWires, tool: str, **arguments: Any) -> tuple[int, str]:
     body = {"tool_id": tool, "parameters": arguments}
     answer = await ways.http.post("/v1/tools/invoke", json=body, headers=ways.bearer())
     return answer.status_code, answer.text
 
 
 @pytest.mark.proves("EXEC-03")
-async def test_who_tries_to_escape_is_answered_with_500_and_nothing_of_the_host(ways: Ways) -> None:
+async def test_who_tries_to_escape_is_answered_with_500_and_nothing_of_the_host(ways: SdkWires) -> None:
     for what in ESCAPES:
         status, said = await rest(ways, "cell.escape", what=what)
         assert status == 500, (what, said)
@@ -81,7 +82,7 @@ async def test_who_tries_to_escape_is_answered_with_500_and_nothing_of_the_host(
 
 
 @pytest.mark.proves("EXEC-03")
-async def test_where_nothing_isolates_every_door_says_so_and_nothing_runs(ways: Ways) -> None:
+async def test_where_nothing_isolates_every_door_says_so_and_nothing_runs(ways: SdkWires) -> None:
     isolated = ways.app.gateway.runner._executors["interlock.executors.isolated"]
     assert isinstance(isolated, IsolatedExecutor)
     isolated._opener = lambda: Sandbox.open(backends=(), host=Host())
@@ -92,7 +93,7 @@ async def test_where_nothing_isolates_every_door_says_so_and_nothing_runs(ways: 
 
 
 @pytest.mark.proves("EXEC-06")
-async def test_who_reaches_for_a_network_is_answered_with_403_and_is_on_record(ways: Ways) -> None:
+async def test_who_reaches_for_a_network_is_answered_with_403_and_is_on_record(ways: SdkWires) -> None:
     told = same(*await through_all(ways, lambda _: Wish("cell.attempt", {"what": "network"})))
     assert told.error == ("E3406", "AUTHORIZATION_DENIED", "sandbox_violation", False)
     assert (await rest(ways, "cell.attempt", what="network"))[0] == 403
@@ -101,7 +102,7 @@ async def test_who_reaches_for_a_network_is_answered_with_403_and_is_on_record(w
 
 @pytest.mark.proves("EXEC-05")
 @pytest.mark.parametrize("mode", ["sync", "async"])
-async def test_a_program_ends_the_same_whether_or_not_somebody_waits(ways: Ways, mode: str) -> None:
+async def test_a_program_ends_the_same_whether_or_not_somebody_waits(ways: SdkWires, mode: str) -> None:
     http, headers = ways.http, ways.bearer()
     for name, (arguments, code_, status) in ENDS.items():
         body: Json = {"tool_id": f"prog.{name}", "parameters": arguments, "execution_mode": mode}
@@ -127,13 +128,13 @@ async def test_a_program_ends_the_same_whether_or_not_somebody_waits(ways: Ways,
             await asyncio.sleep(0.01)
 
 
-async def listed(ways: Ways) -> dict[str, list[str]]:
+async def listed(ways: SdkWires) -> dict[str, list[str]]:
     """The tools that each door lists."""
-    return {door: await ways.found(door) for door in DOORS}
+    return {door: await ways.rows[door].listed() for door in DOORS}
 
 
 @pytest.mark.proves("EFFECT-04")
-async def test_what_is_in_quarantine_is_refused_at_every_door_and_on_no_list(ways: Ways) -> None:
+async def test_what_is_in_quarantine_is_refused_at_every_door_and_on_no_list(ways: SdkWires) -> None:
     app = ways.app
     assert all("eff.fib" in tools for tools in (await listed(ways)).values())
     caught = await app.call("eff.fib", text="a lie")
@@ -145,7 +146,7 @@ async def test_what_is_in_quarantine_is_refused_at_every_door_and_on_no_list(way
     assert (described.status_code, described.json()["error"]["error_code"]) == (403, "E3210")
     # Whoever acts by a token is an agent here, and no agent lifts it; nor does the same content, offered again.
     with pytest.raises(Failure):
-        await app.lift_quarantine("eff.fib@1.0.0", reason="please", by=await app.caller_of(ways.token("full")))
+        await app.lift_quarantine("eff.fib@1.0.0", reason="please", by=await app.caller_of(ways.tokens["full"]))
     await admit(app, fib)
     assert code(await app.call("eff.fib", text="hello")) == "E3210"
     await app.lift_quarantine("eff.fib@1.0.0", reason="it was a test")

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from interlock import Effect, Interlock, Preview, tool
@@ -117,11 +116,10 @@ async def test_a_tool_that_states_no_class_has_the_one_its_latency_calls_for(
         assert told["default_s"] == contract.timeout.default_s == 30
         async with wired(app) as wires:
             assert (await wires.http.get(f"/v1/tools/{which.manifest.address}")).json()["timeout"] == told
-            described = orjson.loads(await wires.rpc("tools.describe", {"tool_id": which.manifest.address}))
+            described = await wires.rpc("tools.describe", {"tool_id": which.manifest.address})
             assert described["result"]["timeout"] == told
-            metadata = (("authorization", wires.http.headers["authorization"]),)
             asked = wire.DescribeRequest(tool_id=which.manifest.address)
-            found = await wires._stub.Describe(asked, metadata=metadata)  # pyright: ignore[reportPrivateUsage]
+            found = await wires.stub.Describe(asked, metadata=wires.metadata())
             assert wire.TimeoutClass.Name(found.timeout_class) == f"TIMEOUT_CLASS_{expected.upper()}"
 
 

@@ -87,9 +87,9 @@ async def test_a_service_finds_by_meaning_and_words_go_on_without_it(home: Path,
                 assert (rest.status_code, rest.json()["error"]["error_code"]) == (500, "E3106")
                 rest = await wires.http.get("/v1/tools", params={**query, "by": "both"})
                 assert (rest.json()["by"], rest.json()["note"]) == ("words", "the encoder cannot be reached")
-                rpc = orjson.loads(await wires.rpc("tools.search", {"query": query["q"], "by": "meaning"}))
+                rpc = await wires.rpc("tools.search", {"query": query["q"], "by": "meaning"})
                 assert rpc["error"]["data"]["error_code"] == "E3106"
-                rpc = orjson.loads(await wires.rpc("tools.search", {"query": query["q"]}))
+                rpc = await wires.rpc("tools.search", {"query": query["q"]})
                 assert (rpc["result"]["by"], rpc["result"]["note"]) == ("words", "the encoder cannot be reached")
                 grpc = await wires.discovered("translate a text", by="words")
                 assert grpc[0].tool_id == "office.translate"

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import pytest
 import pytest_asyncio
 
@@ -125,11 +124,11 @@ async def test_every_endpoint_finds_the_same(wires: Wires):
     assert local[0][0] == "office.send_email"
     rest = (await wires.http.get("/v1/tools", params={"q": query, "limit": 10})).json()["tools"]
     assert [(one["tool_id"], one["score"]) for one in rest] == local
-    rpc = orjson.loads(await wires.rpc("tools.search", {"query": query}))["result"]["tools"]
+    rpc = (await wires.rpc("tools.search", {"query": query}))["result"]["tools"]
     assert [(one["tool_id"], one["score"]) for one in rpc] == local
     assert [one.tool_id for one in await wires.discovered(query)] == [name for name, _ in local]
     for bad in ({"query": "x", "limit": 0}, {"query": "x", "limit": "1"}, {"query": 7}, {}):
-        assert orjson.loads(await wires.rpc("tools.search", bad))["error"]["code"] == -32602
+        assert (await wires.rpc("tools.search", bad))["error"]["code"] == -32602
 
 
 async def test_what_a_caller_may_not_use_is_not_found_and_does_not_change_scores(wires: Wires):

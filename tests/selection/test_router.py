@@ -21,8 +21,6 @@ from interlock.call.capability import ToolGrant
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.registry.retirement import deprecate, move
 from interlock.search.index import Index, IndexedTool
 from interlock.search.table import shipped
@@ -34,7 +32,7 @@ from interlock.store.selections import Called, Selected
 from tests.support.calls import admit
 from tests.support.identities import did_of
 from tests.support.office import opened, some_tool
-from tests.support.wires import wired
+from tests.support.wires import BY_ID, wired
 
 # What tools say of themselves, and two ways in which their callers ask for them: by words of the description, which the
 # search finds, and by words of this house. Nobody could guess what those mean; some of them point to another tool.
@@ -502,19 +500,12 @@ async def test_every_endpoint_recommends_the_same_to_the_holder_of_a_token(home:
             for one in ("office.forecast", "office.translate", "office.send_email"):
                 await app.call(one, {"value": "x"}, caller=other)
         asked: Json = {"tool": "office.forecast"}
-        stub, bearer = GatewayStub(wires.channel), (("authorization", wires.http.headers["authorization"]),)
 
         async def told() -> list[list[Json]]:
-            rest = await wires.http.get("/v1/tools/recommendations", params=asked)
-            rpc: Json = orjson.loads(await wires.rpc("tools.recommend", asked))
-            answer = await stub.Recommend(wire.RecommendRequest(tool=asked["tool"]), metadata=bearer)
-            over_grpc = [
-                {"tool": one.tool, "reason": one.reason, "callers": one.callers, "why": one.why} for one in answer.tools
-            ]
-            return [rest.json()["tools"], rpc["result"]["tools"], over_grpc]
+            return [await wires.rows[wire].recommend(asked["tool"]) for wire in BY_ID]
 
         whole = await told()
-        assert whole[0] == whole[1] == whole[2]
+        assert all(one == whole[0] for one in whole)
         assert [(one["tool"], one["reason"], one["callers"]) for one in whole[0]][:1] == [
             ("office.send_email", "together", 3)
         ]
@@ -522,12 +513,11 @@ async def test_every_endpoint_recommends_the_same_to_the_holder_of_a_token(home:
         grants = [ToolGrant("office.forecast"), ToolGrant("office.translate")]
         token = await app.tokens.issue(subject=did_of("bot"), tools=grants, by=app.caller)
         wires.bear(token)
-        bearer = (("authorization", f"Bearer {token}"),)
         narrowed = await told()
-        assert narrowed[0] == narrowed[1] == narrowed[2]
+        assert all(one == narrowed[0] for one in narrowed)
         assert [one["tool"] for one in narrowed[0]] == ["office.translate"]
         asked["tool"] = "office.send_email"
         refused = await wires.http.get("/v1/tools/recommendations", params=asked)
         assert (refused.status_code, refused.json()["error"]["error_code"]) == (404, "E3101")
-        assert orjson.loads(await wires.rpc("tools.recommend", asked))["error"]["data"]["error_code"] == "E3101"
-        assert "error" in orjson.loads(await wires.rpc("tools.recommend", {"tool": 7}))
+        assert (await wires.rpc("tools.recommend", asked))["error"]["data"]["error_code"] == "E3101"
+        assert "error" in (await wires.rpc("tools.recommend", {"tool": 7}))

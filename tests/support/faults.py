@@ -18,7 +18,8 @@ from interlock.data.schema import Schema
 from interlock.privacy.redact import safe_log
 from interlock.telemetry.logs import JsonLines
 from tests import sample
-from tests.support.wires import Heard, Wires
+from tests.support.answers import Heard
+from tests.support.wires import Wires
 
 Json = dict[str, Any]
 SECRET = "sk-live-0123456789abcdef"

@@ -6,23 +6,22 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
-import grpc.aio
 import orjson
 
 from interlock import Caller, Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.audit.invocations import invocation_of
 from interlock.call.capability import ToolGrant
 from interlock.call.events import Event
-from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from tests import sample
 from tests.gateway import isolated_tools as cell
 from tests.sample import TOOLS
 from tests.support.calls import admit
+from tests.support.endpoints import register_people
 from tests.support.identities import did_of
 from tests.support.tokens import issuer_keys as _issuer_keys
-from tests.support.ways import DOORS, Told, Ways, Wish, failed, register_people, served
+from tests.support.wires import DOORS, Wires, served
 
 Json = dict[str, Any]
 # Each door once: that both eras of MCP answer alike is for test_parity to say.
@@ -128,8 +127,10 @@ async def _unmeasured(name: str) -> None: ...
 LIFE = (measures, waits, insists, climbs, talks, left, mail, gives_up)
 
 
-class Place(Ways):
-    """The ways in, with what else each door can be asked and told of a call."""
+class Place(Wires):
+    """Every wire, with the records and the events of calls. The SDK makes the calls of MCP's older era."""
+
+    BY_SDK = ("mcp-legacy",)
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -155,119 +156,7 @@ class Place(Ways):
         return [event.type for event in self.events if event.invocation_id == call_id]
 
     async def caller(self) -> Caller:
-        return await self.app.caller_of(self.token("full"))
-
-    async def _mcp(self, wish: Wish, door: str) -> Told:
-        """Without the SDK's client where one request is all there is to it."""
-        if door == "mcp-legacy":
-            return await super()._mcp(wish, door)
-        said: Json = {"interlock/dryRun": True} if wish.dry_run else {}
-        said |= MODERN if wish.key is None else {**MODERN, "interlock/key": wish.key}
-        params = {"name": wish.tool, "arguments": wish.arguments, "_meta": said}
-        headers = {**self.bearer(wish.token), **TALK, "mcp-method": "tools/call", "mcp-name": wish.tool}
-        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        text = (await self.http.post("/mcp", json=request, headers=headers)).text
-        events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
-        answer: Json = orjson.loads(events[-1] if events else text)
-        if "error" in answer:
-            return failed(answer["error"]["data"])
-        result: Json = answer["result"]
-        told: Json = result["_meta"]
-        if "interlock/error" in told:
-            assert result["isError"]
-            return failed(told["interlock/error"])
-        if "interlock/pending" in told:
-            return Told(pending=True)
-        value: Json = told.get("interlock/preview") or result["structuredContent"]
-        return Told(value["result"] if value.keys() == {"result"} else value)
-
-    # What one call says of another
-
-    async def cancel(self, door: str, call_id: str) -> str:
-        bearer = self.bearer()
-        if door == "library":
-            if await self.app.approvals.withdraw(call_id, by=await self.caller()):
-                return "canceled"
-            return await self.app.cancel(call_id)
-        if door == "rest":
-            answer: Json = (await self.http.post(f"/v1/calls/{call_id}/cancel", headers=bearer)).json()
-            return answer["outcome"]
-        if door == "jsonrpc":
-            return (await self.rpc("calls.cancel", {"invocation_id": call_id}))["result"]["answer"]
-        request = wire.CancelRequest(invocation_id=call_id)
-        told = await self.stub.Cancel(request, metadata=tuple(bearer.items()))
-        return wire.CancelOutcome.Name(told.outcome).removeprefix("CANCEL_OUTCOME_").lower()
-
-    # What is told of a call that waits, and of who may not call
-
-    async def pending(self, door: str, wish: Wish) -> Json:
-        """The pending envelope as it comes through a door."""
-        bearer = self.bearer(wish.token)
-        if door == "library":
-            result = await self.app.call(wish.tool, wish.arguments, key=wish.key, token=self.token("full"))
-            assert not result.document()["is_error"]
-            return result.document()["pending"]
-        if door == "rest":
-            answer = await self.http.post("/v1/tools/invoke", json=self.body(wish), headers=bearer)
-            assert answer.status_code == 202
-            return answer.json()["pending"]
-        if door == "jsonrpc":
-            return (await self.rpc("tools.invoke", self.body(wish)))["result"]["pending"]
-        if door == "grpc":
-            request = wire.InvokeRequest(
-                tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments), idempotency_key=wish.key
-            )
-            told = await self.stub.Invoke(request, metadata=tuple(bearer.items()))
-            assert told.WhichOneof("outcome") == "pending"
-            return orjson.loads(told.metadata_json)["pending"]
-        async with self.mcp(door) as client:
-            answer = await client.call_tool(wish.tool, {**wish.arguments, "idempotency_key": wish.key})
-            assert not answer.is_error
-            return answer.meta["interlock/pending"]
-
-    async def knock(self, door: str, authorization: str | None) -> tuple[str | None, str | None]:
-        """What a call is refused with under a header, in the wire's own words and by its code; None if it is not."""
-        headers = {} if authorization is None else {"authorization": authorization}
-        wish = Wish("demo.add", {"a": 1, "b": 1})
-        if door == "rest":
-            answer = await self.http.post("/v1/tools/invoke", json=self.body(wish), headers=headers)
-            return str(answer.status_code), _code(answer.json().get("error"))
-        if door == "jsonrpc":
-            request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": self.body(wish)}
-            body: Json = (await self.http.post("/rpc", json=request, headers=headers)).json()
-            answered: Json = body.get("error", {})
-            return str(answered.get("code")), _code(answered.get("data"))
-        if door == "grpc":
-            asked = wire.InvokeRequest(tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments))
-            try:
-                await self.stub.Invoke(asked, metadata=tuple(headers.items()))
-            except grpc.aio.AioRpcError as error:
-                details = dict(cast("Any", error.trailing_metadata()))["grpc-status-details-bin"]
-                return error.code().name, next(code for code in ("E3201", "E3202", "E3203", "E3212", "E3207")
-                                               if code.encode() in details)  # fmt: skip
-            return "OK", None
-        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
-                "params": {"name": "demo-add", "arguments": wish.arguments}}  # fmt: skip
-        headers |= {"accept": "application/json, text/event-stream"}
-        if door == "mcp-modern":
-            body["params"] |= {"_meta": MODERN}
-            headers |= {**TALK, "mcp-method": "tools/call", "mcp-name": "demo-add"}
-        else:
-            body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}
-        answer = await self.http.post("/mcp", json=body, headers=headers)
-        told: Json = orjson.loads(answer.text) if answer.text.startswith("{") else {}
-        return str(answer.status_code), _code(told.get("interlock"))
-
-
-MODERN: Json = {
-    "io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
-}  # fmt: skip
-TALK = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2026-07-28"}
-HELLO: Json = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-
-
-def _code(envelope: Any) -> str | None:
-    return None if envelope is None else cast("Json", envelope)["error_code"]
+        return await self.app.caller_of(self.tokens["full"])
 
 
 @asynccontextmanager

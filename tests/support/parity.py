@@ -18,9 +18,11 @@ from interlock.call.events import Event
 from tests import sample
 from tests.gateway import artifact_tools
 from tests.sample import TOOLS
+from tests.support.answers import Told, Wish, left
 from tests.support.calls import admit
+from tests.support.endpoints import register_people
 from tests.support.identities import did_of
-from tests.support.ways import DOORS, Told, Ways, Wish, left, register_people, served
+from tests.support.wires import DOORS, SdkWires, served
 
 Json = dict[str, Any]
 # What differs from call to call, whatever the door.
@@ -64,7 +66,7 @@ async def fail(text: sample.Text) -> str:
 
 
 @asynccontextmanager
-async def opened(home: Path) -> AsyncGenerator[Ways]:
+async def opened(home: Path) -> AsyncGenerator[SdkWires]:
     async with Interlock.open(home, housekeeping=False) as app:
         for one in TOOLS:
             app.catalog.attach(one)
@@ -117,7 +119,7 @@ def _announced(event: Event) -> Json:
 
 
 async def through_all(
-    ways: Ways, wish: Callable[[str], Wish]
+    ways: SdkWires, wish: Callable[[str], Wish]
 ) -> tuple[dict[str, Told], list[Json], list[list[Json]], list[Counter[str]]]:
     """One wish through every door, one after the other: what each told, recorded, announced and counted."""
     told: dict[str, Told] = {}
@@ -129,7 +131,7 @@ async def through_all(
         (before,) = ways.app.journal.reader.all("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
         stop = ways.app.listen(events.append)
         so_far = await counts(ways.app)
-        told[door] = await ways.ways[door](wish(door))
+        told[door] = await ways.rows[door].call(wish(door))
         stop()
         counted.append(await counts(ways.app) - so_far)
         await ways.app.journal.commit(lambda _: None)

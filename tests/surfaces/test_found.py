@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import orjson
 import pytest
 import pytest_asyncio
 
@@ -18,8 +17,6 @@ from interlock.contract.manifest import Execution
 from interlock.contract.standard.declarations import DeferredToolRef
 from interlock.data.canonical import digest as canonical_digest
 from interlock.data.schema import Json
-from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.registry.admission import TrialEvidence
 from interlock.registry.admission import publish as published
 from interlock.registry.catalog import contract_digest
@@ -85,30 +82,6 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
             yield opened
 
 
-async def _searched(wires: Wires, door: str, query: str) -> Json:
-    """What a door answers: names of tools, deferred refs, outcome and pending."""
-    if door == "rest":
-        told: Json = (await wires.http.get("/v1/tools", params={"q": query})).json()
-    elif door == "jsonrpc":
-        told = orjson.loads(await wires.rpc("tools.search", {"query": query}))["result"]
-    elif door == "grpc":
-        bearer = (("authorization", wires.http.headers["authorization"]),)
-        answer = await GatewayStub(wires.channel).Discover(wire.DiscoverRequest(query=query), metadata=bearer)
-        told = {
-            "deferred": [orjson.loads(one) for one in answer.deferred_json],
-            "tools": [{"tool_id": one.tool_id} for one in answer.tools],
-            "outcome": answer.outcome,
-            "pending": [{"server": name, "state": state} for name, state in answer.pending.items()],
-        }
-    else:
-        params = {"name": "search_tools", "arguments": {"queries": [query]}}
-        result: Json = orjson.loads(await wires.mcp("tools/call", params, modern=door == "mcp-modern"))["result"]
-        found = result["structuredContent"]["results"][0]
-        told = {"pending": [], **found, "deferred": result.get("_meta", {}).get("interlock/deferred", [])}
-        told["tools"] = [one for one in found["tools"] if one["loaded"]]
-    return told
-
-
 DOORS = ["rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy"]
 
 
@@ -126,12 +99,12 @@ async def test_a_search_tells_what_it_found_what_is_pending_and_that_it_found_no
         ("zeppelin", "office.zeppelin_rental"),  # in its name alone
         ("customer", "office.create_invoice"),  # in its description alone
     ):
-        told = await _searched(wires, door, query)
+        told = (await wires.rows[door].search(query)).data
         assert told["deferred"][0]["tool_id"] == first, query
         assert told["outcome"] == "found"
         assert not told["tools"]
         assert {"server": "far", "state": "unavailable"} in told["pending"]
-    ref = (await _searched(wires, door, "lunar calendar"))["deferred"][0]
+    ref = (await wires.rows[door].search("lunar calendar")).data["deferred"][0]
     assert ref.pop("score") > 0
     assert ref["tool_id"] == "far.remote"
     assert ref["pending_provider_or_server"] == "far"
@@ -145,27 +118,29 @@ async def test_a_search_tells_what_it_found_what_is_pending_and_that_it_found_no
         "loading_state": "pending", "reason": "deferred_until_discovered", "pending_provider_or_server": "far",
         "selection_ref": shown,
     }  # fmt: skip
-    ready = (await _searched(wires, door, "book flight"))["deferred"][0]
+    ready = (await wires.rows[door].search("book flight")).data["deferred"][0]
     about = ("search_hint", "source", "loading_state", "pending_provider_or_server", "selection_ref")
     assert [ready[one] for one in about] == ["book a flight to anywhere", "registry", "deferred", None, shown]
     # The more of the words a tool has, the higher it ranks.
-    ranked = [one["tool_id"] for one in (await _searched(wires, door, "invoice for a customer, email"))["deferred"]]
+    ranked = [
+        one["tool_id"] for one in (await wires.rows[door].search("invoice for a customer, email")).data["deferred"]
+    ]
     assert ranked[:2] == ["office.create_invoice", "office.send_email"]
     # By words the one with the better ones is first; by its exact name, the other.
     for query, first in (("stamps", "many_stamps"), ("stamp", "stamp"), ("office.stamp", "stamp")):
-        ranked = [one["tool_id"] for one in (await _searched(wires, door, query))["deferred"]]
+        ranked = [one["tool_id"] for one in (await wires.rows[door].search(query)).data["deferred"]]
         assert ranked[0] == f"office.{first}", query
         assert {"office.stamp", "office.many_stamps"} <= set(ranked), query
-    nothing = await _searched(wires, door, NOTHING)
+    nothing = (await wires.rows[door].search(NOTHING)).data
     assert (nothing["tools"], nothing["deferred"], nothing["outcome"]) == ([], [], "pending")
     # To a caller without tools of it, the upstream does not exist.
     app = wires.app
     await app.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
     wires.bear(await app.tokens.issue(subject=did_of("eve"), tools=[ToolGrant("office.*")], by=app.caller))
-    nothing = await _searched(wires, door, NOTHING)
+    nothing = (await wires.rows[door].search(NOTHING)).data
     assert (nothing["tools"], nothing["deferred"], nothing["outcome"], nothing["pending"]) == ([], [], "no_match", [])
-    assert not (await _searched(wires, door, "lunar calendar"))["deferred"]
-    assert not (await _searched(wires, door, "far.remote"))["deferred"]
+    assert not (await wires.rows[door].search("lunar calendar")).data["deferred"]
+    assert not (await wires.rows[door].search("far.remote")).data["deferred"]
 
 
 @pytest.mark.proves("SURF-03")
@@ -178,10 +153,10 @@ async def test_an_upstream_that_is_being_added_is_pending(wires: Wires, monkeypa
 
     monkeypatch.setattr(connections, "_make", make)
     async with connections.adding("near", "http", {}) as connector:
-        told = await _searched(wires, "rest", NOTHING)
+        told = (await wires.rows["rest"].search(NOTHING)).data
         assert {"server": "near", "state": "discovering"} in told["pending"]
         await connector.close()
-    assert [one["server"] for one in (await _searched(wires, "rest", NOTHING))["pending"]] == ["far"]
+    assert [one["server"] for one in (await wires.rows["rest"].search(NOTHING)).data["pending"]] == ["far"]
 
 
 @pytest.mark.proves("SURF-02")
@@ -202,45 +177,22 @@ async def test_at_every_door_a_tool_is_refused_found_loaded_and_called(wires: Wi
     ]  # fmt: skip
     # That comes before a look at the arguments.
     assert (await wires.call(door, "office.forecast", {"wrong": 1})).failure["error_code"] == "E3107"
-    listed = await _listed(wires, door)
+    listed = await wires.rows[door].listing()
     assert "office.forecast" not in listed
     assert "a value" not in listed
-    found = await _searched(wires, door, "weather in a city")
+    found = (await wires.rows[door].search("weather in a city")).data
     assert found["deferred"][0]["tool_id"] == "office.forecast"
     assert "a value" not in str(found)
     assert "tool.deferred.discovered" in heard
     heard.clear()
-    assert "a value" in await _load(wires, door, "office.forecast")
+    assert "a value" in await wires.rows[door].load("office.forecast")
     assert [one for one in heard if one.startswith("tool.deferred")] == [
         "tool.deferred.discovered", "tool.deferred.loaded",
     ]  # fmt: skip
-    assert "a value" in await _listed(wires, door)
+    assert "a value" in await wires.rows[door].listing()
     assert (await wires.call(door, "office.forecast", {"value": "Rome"})).envelope is None
     # It is loaded for the token, whichever door asks.
     assert (await wires.call("rest", "office.forecast", {"value": "Rome"})).data == "forecast Rome"
-
-
-async def _listed(wires: Wires, door: str) -> str:
-    if door == "rest":
-        return (await wires.http.get("/v1/tools")).text
-    if door == "jsonrpc":
-        ids = [one["tool_id"] for one in orjson.loads(await wires.rpc("tools.list", {}))["result"]["tools"]]
-        return str([await wires.rpc("tools.describe", {"tool_id": one}) for one in ids])
-    if door == "grpc":
-        return str(await wires.discovered())
-    return await wires.mcp("tools/list", {}, modern=door == "mcp-modern")
-
-
-async def _load(wires: Wires, door: str, tool: str) -> str:
-    if door == "rest":
-        return (await wires.http.post("/v1/tools/load", json={"names": [tool]})).text
-    if door == "jsonrpc":
-        return await wires.rpc("tools.load", {"names": [tool]})
-    if door == "grpc":
-        bearer = (("authorization", wires.http.headers["authorization"]),)
-        return str(await GatewayStub(wires.channel).Load(wire.LoadRequest(names=[tool]), metadata=bearer))
-    params = {"name": "load_tools", "arguments": {"names": [tool.replace(".", "-")]}}
-    return await wires.mcp("tools/call", params, modern=door == "mcp-modern")
 
 
 SHOWS = {"extensions": {"io.modelcontextprotocol/ui": {"mimeTypes": ["text/html;profile=mcp-app"]}}}
@@ -251,7 +203,7 @@ async def test_a_tool_for_interfaces_alone_is_found_and_loaded_by_clients_that_s
     wires: Wires, door: str
 ) -> None:
     async def found(query: str) -> set[str]:
-        told = await _searched(wires, door, query)
+        told = (await wires.rows[door].search(query)).data
         return {one["tool_id"] for one in told["deferred"]} & {"office.paint_pixels", "office.paint_portrait"}
 
     for query in ("paint with colours", "office.paint_pixels", "paint_pixels"):

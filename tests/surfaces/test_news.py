@@ -16,9 +16,9 @@ from interlock.call.capability import ToolGrant
 from interlock.testing import FakeClock
 from tests import warm
 from tests.support.calls import admit, until
+from tests.support.endpoints import ERAS
 from tests.support.identities import did_of
 from tests.support.lifecycles import Place, opened
-from tests.support.ways import ERAS
 from tests.surfaces.offices import TOOLS, offer
 
 BOTH_ERAS = pytest.mark.parametrize("era", ERAS)
@@ -62,7 +62,7 @@ class Hearing:
 @asynccontextmanager
 async def _hearing(place: Place, era: str, token: str = "full") -> AsyncGenerator[Hearing]:
     session = Hearing()
-    async with place.mcp(era, token, message_handler=session.hear) as session.client:
+    async with place.session(era, token, message_handler=session.hear) as session.client:
         if era == "mcp-legacy":
             await session.names()
             yield session

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import grpc
-import grpc.aio
 import orjson
 import pytest
 import pytest_asyncio
@@ -22,8 +20,6 @@ from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.contract.standard.declarations import ToolSurface
 from interlock.data.schema import Json
-from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.integrations.toolkit import Toolkit
 from interlock.registry import quarantine
 from interlock.registry.admission import TrialEvidence
@@ -34,7 +30,7 @@ from interlock.store.port import Transaction
 from interlock.testing import FakeClock
 from tests.support.calls import admit, records, until, use_policy
 from tests.support.identities import did_of
-from tests.support.wires import WIRES, Wires, typed_refusal, wired
+from tests.support.wires import BY_ID, WIRES, Wires, wired
 from tests.surfaces.offices import TOOLS, offer
 
 FIELDS = {
@@ -115,39 +111,9 @@ def _reasons(listed: Any) -> dict[str, str]:
     return {one["tool_id"]: one["reason"] for one in listed}
 
 
-async def _looked_up(wires: Wires, door: str, tool: str) -> str:
-    """What a door tells of a tool to those who describe or load it."""
-    if door == "rest":
-        paths = (f"/v1/tools/{tool}", f"/v1/tools/{tool}/versions")
-        told = [(await wires.http.get(path)).text for path in paths]
-        return str([*told, (await wires.http.post("/v1/tools/load", json={"names": [tool]})).text])
-    if door == "jsonrpc":
-        return await wires.rpc("tools.describe", {"tool_id": tool}) + await wires.rpc("tools.load", {"names": [tool]})
-    if door == "grpc":
-        stub, told = GatewayStub(wires.channel), list[str]()
-        bearer = (("authorization", wires.http.headers["authorization"]),)
-        for ask in (stub.Describe(wire.DescribeRequest(tool_id=tool), metadata=bearer),
-                    stub.Load(wire.LoadRequest(names=[tool]), metadata=bearer)):  # fmt: skip
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await ask
-            told.append(str(typed_refusal(refused.value).envelope))
-        return str(told)
-    return await _mcp(wires, door, "load_tools", {"names": [tool.replace(".", "-")]})
-
-
 async def _searched(wires: Wires, door: str, words: str) -> str:
-    if door == "rest":
-        return (await wires.http.get("/v1/tools", params={"q": words})).text
-    if door == "jsonrpc":
-        return await wires.rpc("tools.search", {"query": words})
-    if door == "grpc":
-        bearer = (("authorization", wires.http.headers["authorization"]),)
-        return str(await GatewayStub(wires.channel).Discover(wire.DiscoverRequest(query=words), metadata=bearer))
-    return (await _mcp(wires, door, "search_tools", {"queries": [words]})).replace("office-", "office.")
-
-
-async def _mcp(wires: Wires, door: str, name: str, arguments: Json) -> str:
-    return await wires.mcp("tools/call", {"name": name, "arguments": arguments}, modern=door == "mcp-modern")
+    """The answer to a search, with names as they are elsewhere."""
+    return (await wires.rows[door].search(words)).text.replace("office-", "office.")
 
 
 BLOCKED = {
@@ -282,8 +248,8 @@ async def test_a_tool_that_is_not_on_the_surface_is_unknown_to_its_caller_at_eve
         assert _masked(str(heard.envelope), tool) == _masked(str(never.envelope), other)
         if door != "grpc":
             assert _masked(heard.text, tool) == _masked(never.text, other)
-        told, none = await _looked_up(wires, door, tool), await _looked_up(wires, door, other)
-        assert "E3101" in told
+        told, none = await wires.rows[door].described(tool), await wires.rows[door].described(other)
+        assert told.count("E3101") >= {"rest": 3, "jsonrpc": 2, "grpc": 2}.get(door, 1), "each request is refused"
         assert _masked(told, tool) == _masked(none, other)
         for words in (tool.partition(".")[2].replace("_", " "), tool, f"{tool}@1.0.0"):
             found = (await _searched(wires, door, words)).replace(words, "")  # MCP tells the query again
@@ -352,34 +318,26 @@ async def test_programs_adapters_and_calls_of_providers_reach_no_tool_that_is_no
 
 @pytest.mark.proves("SURF-01")
 async def test_every_door_shows_the_same_surface(wires: Wires) -> None:
-    rest: Json = (await wires.http.get("/v1/surface")).json()
-    rpc: Json = orjson.loads(await wires.rpc("surface.show", {}))["result"]
-    stub = GatewayStub(wires.channel)
-    bearer = wires.http.headers["authorization"]
-    answer = await stub.Surface(wire.SurfaceRequest(), metadata=(("authorization", bearer),))
-    library = await wires.service.surface_views.show(by=await wires.service.authenticate(bearer))
-    for one in (rpc, {**rest, "surface": orjson.loads(answer.surface_json)}, library):
-        assert {**one["surface"], "created_at": ""} == {**rest["surface"], "created_at": ""}
-    assert dict(answer.reasons) == rest["reasons"] == rpc["reasons"]
-    # Another caller sees another one, at every door.
+    bearer = wires.tokens["full"]
+    shown = {wire: await wires.rows[wire].surface() for wire in BY_ID}
+    rest = shown["rest"]
+    for wire, one in shown.items():
+        assert {**one["surface"], "created_at": ""} == {**rest["surface"], "created_at": ""}, wire
+        assert one["reasons"] == rest["reasons"], wire
+    # Another caller sees another one, over every wire.
     await wires.app.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
     grants = [ToolGrant("office.draw"), ToolGrant("office.translate")]
     wires.bear(await wires.app.tokens.issue(subject=did_of("eve"), tools=grants, by=wires.app.caller))
-    hers = (("authorization", wires.http.headers["authorization"]),)
-    others: list[Json] = [
-        (await wires.http.get("/v1/surface")).json()["surface"],
-        orjson.loads(await wires.rpc("surface.show", {}))["result"]["surface"],
-        orjson.loads((await stub.Surface(wire.SurfaceRequest(), metadata=hers)).surface_json),
-    ]
-    for other in others:
-        assert other["model_capabilities"] == ["tool_calls", "image_input"]
-        assert other["surface_id"] != rest["surface"]["surface_id"]
-        assert other["tool_refs"] == ["office.translate", "office.draw"]
+    for wire in BY_ID:
+        other = (await wires.rows[wire].surface())["surface"]
+        assert other["model_capabilities"] == ["tool_calls", "image_input"], wire
+        assert other["surface_id"] != rest["surface"]["surface_id"], wire
+        assert other["tool_refs"] == ["office.translate", "office.draw"], wire
     for modern in (True, False):
         listed = await wires.mcp("tools/list", {}, modern=modern)
         assert "office-translate" in listed
         assert "office-forecast" not in listed
-    wires.bear(bearer.removeprefix("Bearer "))
+    wires.bear(bearer)
     refused = await wires.http.get("/v1/surface", params={"caller": "ada"})
     assert (refused.status_code, refused.json()["error"]["error_code"]) == (403, "E3206")
     first = (await wires.http.get("/v1/surface", params={"limit": 2})).json()
@@ -424,24 +382,6 @@ async def test_changes_of_a_surface_are_events_and_records(wires: Wires) -> None
     assert told["surface"]["loaded_tools"] == ["office.translate", "office.forecast", "office.send_email"]
 
 
-async def _listed(wires: Wires, door: str, cursor: str | None = None) -> list[str]:
-    """The tools that a door lists, by address, without those of the surface itself."""
-    place = {} if cursor is None else {"cursor": cursor}
-    if door == "rest":
-        found: Json = (await wires.http.get("/v1/tools", params=place)).json()
-    elif door == "jsonrpc":
-        found = orjson.loads(await wires.rpc("tools.list", place))["result"]
-    elif door == "grpc":
-        bearer = (("authorization", wires.http.headers["authorization"]),)
-        request = wire.DiscoverRequest(page_token=cursor or "")
-        return [one.tool_id for one in (await GatewayStub(wires.channel).Discover(request, metadata=bearer)).tools]
-    else:
-        found = orjson.loads(await wires.mcp("tools/list", place, modern=door == "mcp-modern"))["result"]
-        addresses = [one.get("_meta", {}).get("interlock/address") for one in found["tools"]]
-        return [one for one in addresses if one is not None]
-    return [one["tool_id"] for one in found["tools"]]
-
-
 @pytest.mark.proves("SURF-01")
 async def test_what_every_door_lists_is_what_the_surface_records_whatever_changes(wires: Wires) -> None:
     app, policy = wires.app, wires.app.policy.path
@@ -452,8 +392,8 @@ async def test_what_every_door_lists_is_what_the_surface_records_whatever_change
     async def agrees(tools: set[str], blocked: Mapping[str, str]) -> None:
         """Every door lists these tools; the document, the row and the last record and event name them."""
         for door in WIRES:
-            assert await _listed(wires, door) == sorted(tools), door
-            assert await _listed(wires, door, "office.forecast") == sorted(tools - {"office.forecast"}), door
+            assert await wires.rows[door].listed() == sorted(tools), door
+            assert await wires.rows[door].listed(cursor="office.forecast") == sorted(tools - {"office.forecast"}), door
         told = (await wires.http.get("/v1/surface")).json()
         assert set(told["surface"]["loaded_tools"]) == tools
         assert _reasons(told["surface"]["blocked_tools"]).items() >= blocked.items()
@@ -508,7 +448,7 @@ async def test_a_caller_who_sees_the_whole_catalog_lists_no_blocked_tool_but_mar
             assert (told["deferred_tools"], told["selection_policy"]) == ([], "all")
             away = [name for name, reason in blocked.items() if reason == "setup_required"]
             for door in WIRES:
-                assert await _listed(wires, door) == sorted([*told["loaded_tools"], *away]), door
+                assert await wires.rows[door].listed() == sorted([*told["loaded_tools"], *away]), door
             listed = (await wires.http.get("/v1/tools")).json()["tools"]
             assert [one["tool_id"] for one in listed if one["availability"] == "UNAVAILABLE"] == away
             # Two tools are looked at for a page; a page has those of them that can be called.

@@ -18,7 +18,6 @@ from interlock.call.connector import Definition
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, Schema
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.upstreams.grpc import GrpcUpstream
 from interlock.upstreams.grpc_config import GrpcConfig
 from interlock.upstreams.protobuf import definitions
@@ -301,7 +300,7 @@ async def test_numbers_that_json_lacks_go_through_every_endpoint_and_back(tmp_pa
         overlay = {"defaults": {"mutation_class": "read_only"}}
         report = await wires.app.upstreams.add("shop", "grpc", config, by=wires.app.caller, overlay=overlay)
         echo = next(one.address for one in report.tools if one.name == "shop.v1.Shop.Echo")
-        bearer = (("authorization", wires.http.headers["authorization"]),)
+        bearer = wires.metadata()
         for number, word in ((math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")):
             sent = {"small": word, "large": word}
             for door in WIRES:
@@ -310,7 +309,7 @@ async def test_numbers_that_json_lacks_go_through_every_endpoint_and_back(tmp_pa
             # A Struct holds such numbers themselves.
             asked = wire.InvokeRequest(tool_id=echo)
             asked.arguments.update({"small": number, "large": number})
-            told = await GatewayStub(wires.channel).Invoke(asked, metadata=bearer)
+            told = await wires.stub.Invoke(asked, metadata=bearer)
             assert orjson.loads(told.value_json) == orjson.loads(told.value_json) | sent
             arrived = {str(value) for one in server.asked[-6:] for value in (one.message.small, one.message.large)}
             assert arrived == {str(number)}

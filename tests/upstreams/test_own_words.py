@@ -111,7 +111,7 @@ async def test_no_text_in_what_models_are_told_is_made_up(tmp_path: Path) -> Non
     async with world(tmp_path) as wires:
         answers = {
             door: [
-                orjson.loads(one) for tool in ("api.change", "words.change") for one in await wires.found(door, tool)
+                orjson.loads(one) for tool in ("api.change", "words.change") for one in await wires.texts(door, tool)
             ]
             for door in WIRES
             if door != "grpc"

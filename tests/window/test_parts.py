@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
-import grpc.aio
 import orjson
 import pytest_asyncio
 
@@ -15,13 +13,11 @@ from interlock import Interlock
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.data.schema import Json
-from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.window.tokens import estimate
 from tests.support.calls import admit
 from tests.support.identities import did_of
 from tests.support.orders import ORDERS, orders
-from tests.support.wires import Wires, wired
+from tests.support.wires import WIRES, Wires, wired
 
 PARTS: list[Json] = [
     {},
@@ -51,37 +47,6 @@ async def _kept(wires: Wires) -> str:
     return called.json()["payload_ref"]
 
 
-async def _rest(wires: Wires, ref: str, part: Json) -> Json:
-    renamed = {"q" if name == "query" else name: value for name, value in part.items()}
-    answer = await wires.http.get(f"/v1/payloads/{ref}/part", params=renamed)
-    return answer.json() if answer.is_success else answer.json()["error"]
-
-
-async def _rpc(wires: Wires, ref: str, part: Json) -> Json:
-    answer = orjson.loads(await wires.rpc("calls.part", {"ref": ref, **part}))
-    return answer["result"] if "result" in answer else answer["error"]["data"]
-
-
-async def _grpc(wires: Wires, ref: str, part: Json) -> Json:
-    metadata = (("authorization", str(wires.http.headers["authorization"])),)
-    try:
-        told = await GatewayStub(wires.channel).Part(wire.PartRequest(ref=ref, **part), metadata=metadata)
-    except grpc.aio.AioRpcError as error:
-        codes = {grpc.StatusCode.INVALID_ARGUMENT: "E3004", grpc.StatusCode.NOT_FOUND: "E3702"}
-        return {"error_code": codes[error.code()]}
-    value = orjson.loads(told.value_json)
-    return {"value": value, "of": told.of, "tokens": told.tokens, "truncated": told.truncated}
-
-
-def _mcp_resource(modern: bool) -> Any:
-    async def read(wires: Wires, ref: str, part: Json) -> Json:
-        uri = f"{ref}?{urlencode(part)}" if part else f"{ref}?at="
-        answer = orjson.loads(await wires.mcp("resources/read", {"uri": uri}, modern=modern))
-        return orjson.loads(answer["result"]["contents"][0]["text"]) if "result" in answer else answer["error"]["data"]
-
-    return read
-
-
 def _mcp_tool(modern: bool) -> Any:
     async def read(wires: Wires, ref: str, part: Json) -> Json:
         arguments = {"ref": ref, "tokens": 20_000, **part}
@@ -95,21 +60,24 @@ def _mcp_tool(modern: bool) -> Any:
     return read
 
 
+def _over(wire: str) -> Any:
+    return lambda wires, ref, part: wires.rows[wire].part(ref, part)
+
+
 WAYS: dict[str, Any] = {
-    "rest": _rest, "jsonrpc": _rpc, "grpc": _grpc, "mcp": _mcp_resource(True), "mcp handshake": _mcp_resource(False),
-    "mcp tool": _mcp_tool(True), "mcp tool handshake": _mcp_tool(False),
+    **{wire: _over(wire) for wire in WIRES}, "mcp tool": _mcp_tool(True), "mcp tool handshake": _mcp_tool(False),
 }  # fmt: skip
 
 
 async def test_every_endpoint_reads_the_same_part(wires: Wires) -> None:
     ref = await _kept(wires)
     for part in PARTS:
-        expected = await _rest(wires, ref, part)
+        expected = await wires.rows["rest"].part(ref, part)
         assert "value" in expected, part
         for name, read in WAYS.items():
             told = await read(wires, ref, part)
             assert {key: told[key] for key in ("value", "of", "tokens", "truncated")} == expected, (name, part)
-    assert (await _rpc(wires, ref, {}))["value"] == ORDERS
+    assert (await wires.rows["jsonrpc"].part(ref, {}))["value"] == ORDERS
 
 
 async def test_every_endpoint_refuses_the_same_parts(wires: Wires) -> None:

@@ -330,6 +330,7 @@ class JsonRpcDoor(Route):
             "output_schema": contract.delivers,
             "interface": self._service.tools.interface(found),
             "timeout": self._service.tools.timeout(found),
+            "warnings": list(contract.warnings),
         }
 
     def _brief(self, version: Version) -> Json:

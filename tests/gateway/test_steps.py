@@ -62,23 +62,23 @@ async def test_a_call_is_queued_after_it_is_allowed_and_before_anything_of_it_ru
     ran = _hooks(app)
     heard: dict[str, list[str]] = {}
     app.listen(lambda event: heard.setdefault(event.invocation_id, []).append(event.type))
-    wanted = [app.request("b.depends", {"number": number}) for number in (1, 3)]
+    wanted = [app.request("b.depends", {"number": number}) for number in (0, 1)]
     task = asyncio.create_task(app.batch(wanted))
-    await until(lambda: running == {1} and sum("tool.permission.decided" in one for one in heard.values()) == 2)
+    await until(lambda: running == {0} and sum("tool.permission.decided" in one for one in heard.values()) == 2)
     (second,) = [one for one, events in heard.items() if events[-1] == "tool.permission.decided"]
     (first,) = heard.keys() - {second}
-    # The policy does not let them overlap, by their input: the second has been decided about, and waits.
+    # The second has been decided about. By its input it must run alone, so it waits for the first.
     for _ in range(20):
         await app.journal.commit(lambda _: None)
     assert heard[second][-1] == "tool.permission.decided"
-    assert running == {1}
+    assert running == {0}
     if stopped:
         assert await app.cancel(second) == "canceled"
-    gates[1].set()
+    gates[0].set()
     if not stopped:
-        await until(lambda: running == {3})
+        await until(lambda: running == {1})
         assert "tool.result.created" in heard[first]
-        gates[3].set()
+        gates[1].set()
     results = await task
     assert [one.state for one in results] == ["succeeded", "canceled" if stopped else "succeeded"]
     assert ("tool.invocation.started" in heard[second]) is not stopped

@@ -749,11 +749,7 @@ async def test_results_come_back_as_json(app: Interlock) -> None:
 
 
 @pytest.mark.supports("REG-07")
-@pytest.mark.part_of(
-    "CONTRACT-06",
-    rest="defaults inside nested objects; refusal of a native manifest without description or example at registration;"
-    " the warning for discovered tools",
-)
+@pytest.mark.proves("CONTRACT-06")
 async def test_declared_defaults_are_filled_in_as_python_values(app: Interlock) -> None:
     await app.add(gather)
     given = {name: value for name, value in ARGUMENTS.items() if name not in ("day", "key", "count", "ratio", "loud")}

@@ -20,7 +20,7 @@ from interlock.telemetry.alerts import Alert
 from tests.crash.counter import effects, mark, wait
 from tests.crash.driver import POINTS
 from tests.support import forked
-from tests.support.calls import FIELDS, prepare
+from tests.support.calls import FIELDS, prepare, records
 from tests.support.source import ROOT
 from tests.thorough import THOROUGH
 
@@ -165,7 +165,7 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_a_process_that
     assert heard.empty()
 
 
-@pytest.mark.proves("AUDIT-04")
+@pytest.mark.proves("AUDIT-04", "LIFE-08")
 async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_whoever_opens_the_home_next(tmp_path: Path) -> None:
     home = tmp_path / "home"
     await prepare(home, mark)
@@ -173,6 +173,11 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_whoever_opens_
     for told in (1, 0):
         async with Interlock.open(home) as app:
             assert app.gateway.observer.metrics["OUTCOME_UNKNOWN"] == told
+            # The call that was cut off has one end, which says that nobody knows.
+            ((intent,),) = app.journal.reader.all("SELECT call FROM journal WHERE kind = 'intent'")
+            (closed,) = records(app, intent)
+            assert (closed["states"][-1], closed["status"], closed["error_code"]) == ("failed", "ERROR", "E3409")
+            assert (closed["outcome"], closed["source"]) == ("unknown", "synthetic")
 
 
 # What is on record of it

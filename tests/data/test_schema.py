@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from interlock.contract.manifest import parse_manifest
 from interlock.core.errors import Failure
+from interlock.data.defaults import default_at, inner_defaults
 from interlock.data.explain import authoring_faults, input_faults, output_faults
 from interlock.data.schema import Schema, close, compile_validator, pointer, resolve_ref
 
@@ -612,6 +613,50 @@ def test_a_value_that_json_cannot_hold_does_not_fit(value: Any) -> None:
     assert not schema.valid({"any": value})
     assert input_faults(schema, {"any": value})
     assert output_faults(schema, {"any": value})
+
+
+SIZE: Json = {"type": "integer", "default": 2}
+SIZED: Json = {"type": "object", "properties": {"size": SIZE, "name": {"type": "string"}}}
+NODE: Json = {
+    "type": "object", "$defs": {"Node": {"properties": {"size": SIZE, "of": {"$ref": "#/$defs/Node"}}}},
+    "properties": {"node": {"$ref": "#/$defs/Node"}},
+}  # fmt: skip
+# Where a default can lie: the schema of `a` (or the whole), an input without the default, and the input with it.
+INNER: dict[str, tuple[Json, Any, Any]] = {
+    "an object": (SIZED, {}, {"size": 2}),
+    "an object that has it": (SIZED, {"size": 3}, {"size": 3}),
+    "an object in an object": ({"properties": {"b": SIZED}}, {"b": {"name": "x"}}, {"b": {"name": "x", "size": 2}}),
+    "an object that was not sent": ({"properties": {"b": SIZED}}, {}, {}),
+    "the elements of a list": ({"items": SIZED}, [{}, {"size": 1}], [{"size": 2}, {"size": 1}]),
+    "the first element": ({"prefixItems": [SIZED], "items": {"type": "object"}}, [{}, {}], [{"size": 2}, {}]),
+    "the members of a map": ({"additionalProperties": SIZED}, {"x": {}}, {"x": {"size": 2}}),
+    "an object or null": ({"anyOf": [SIZED, {"type": "null"}]}, {}, {"size": 2}),
+    "null": ({"anyOf": [SIZED, {"type": "null"}]}, None, None),
+    "parts that all hold": ({"allOf": [SIZED, {"properties": {"b": SIZE}}]}, {}, {"size": 2, "b": 2}),
+    "several objects that may be meant": ({"oneOf": [SIZED, {"type": "object", "properties": {}}]}, {}, {}),
+    "a default that does not fit": ({"properties": {"size": {"type": "integer", "default": "two"}}}, {}, {}),
+    "a schema that refers to itself": (NODE, {"node": {"of": {"of": {}}}}, None),
+}
+
+
+@pytest.mark.proves("CONTRACT-06")
+@pytest.mark.parametrize("where", INNER)
+def test_defaults_inside_of_what_was_sent_are_filled_in(where: str) -> None:
+    part, sent, expected = INNER[where]
+    whole = "$defs" in part
+    schema = Schema(part if whole else {"type": "object", "properties": {"a": part, "top": SIZE}})
+    given = sent if whole else {"a": sent}
+    wanted: Any = {"a": expected}
+    if whole:
+        wanted = {"node": {"size": 2, "of": {"size": 2, "of": {"size": 2}}}}
+    plan = inner_defaults(schema)
+    before = repr(given)
+    made, filled = (given, []) if plan is None else plan.fill(given)
+    assert made == wanted, "the default of the top level is not in it"
+    assert repr(given) == before, "what was sent is unchanged"
+    assert (plan is not None and plan.lacks(given)) == bool(filled) == (made != given)
+    for place, value in filled:
+        assert default_at(schema, place) == (place.rpartition("/")[2], value)
 
 
 def _doubling(refer: Callable[[int], Json], name: Callable[[int], Json]) -> Json:

@@ -251,7 +251,7 @@ def failing(app: Interlock) -> list[Request]:
     return [first, *requests(app, ["safe"] * 4)[1:], app.request("b.alone", {"number": 9})]
 
 
-@pytest.mark.proves("LIFE-17")
+@pytest.mark.proves("LIFE-17", "LIFE-08")
 @pytest.mark.proves("LIFE-16")
 async def test_cancel_siblings_cuts_off_the_others_and_labels_their_results(batches: Interlock) -> None:
     policy = BatchPolicy(sibling_failure="cancel_siblings")

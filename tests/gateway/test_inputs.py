@@ -12,12 +12,14 @@ import hypothesis.strategies as st
 import orjson
 import pytest
 from hypothesis import given, settings
+from pydantic import BaseModel
 
 from interlock import Caller, Context, Failure, Field, Hook, HookResult, Interlock, Seen, tool
 from interlock.api.service import Service
 from interlock.audit.invocations import invocation_of
 from interlock.contract.standard import ToolInvocation
 from interlock.data.canonical import digest
+from interlock.gateway.hooks import thawed
 from interlock.gateway.inputs import replay
 from interlock.registry.source import load
 from interlock.store.homes import home_at
@@ -25,7 +27,7 @@ from tests import sample
 from tests.crash.counter import mark
 from tests.gateway import isolated_tools
 from tests.support import forked
-from tests.support.calls import admit, prepare, records
+from tests.support.calls import admit, prepare, records, use_policy
 from tests.support.cli import Cli
 from tests.support.failures import fall
 from tests.support.identities import did_of
@@ -297,6 +299,48 @@ async def test_what_a_cursor_stands_for_is_a_recorded_difference_too(app: Interl
     assert record["inputMutations"] == [
         {"source": "cursor", "pointer": pointer} for pointer in ("/cursor", "/prefix", "/secret")
     ]
+
+
+class Part(BaseModel):
+    number: int = Field(description="which", examples=[1])
+    count: int = Field(2, description="how many", examples=[2])
+
+
+class Order(BaseModel):
+    parts: list[Part] = Field(description="what is ordered", examples=[[{"number": 1}]])
+    urgent: bool = Field(False, description="whether it is urgent", examples=[True])
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="in", timeout_class="interactive", external_io=False)
+def order(order: Annotated[Order, Field(description="an order", examples=[{"parts": []}])], by: Note = "post") -> Json:
+    """Give back the order as it arrived."""
+    return {**order.model_dump(), "by": by}
+
+
+@pytest.mark.proves("LIFE-05", "CONTRACT-06")
+async def test_defaults_inside_of_objects_are_filled_in_before_hooks_and_policy_and_on_record(app: Interlock) -> None:
+    await admit(app, order)
+    sent: Json = {"order": {"parts": [{"number": 1}, {"number": 2, "count": 5}]}}
+    whole = {"order": {"parts": [{"number": 1, "count": 2}, {"number": 2, "count": 5}], "urgent": False}, "by": "post"}
+    places = ["/order/parts/0/count", "/order/urgent", "/by"]
+    for _ in range(3):  # a plain read may take another path from the second call on
+        result = await app.call("in.order", sent)
+        assert result.unwrap() == {**whole["order"], "by": "post"}
+        (record,) = records(app, result.invocation_id)
+        assert record["inputMutations"] == [{"source": "default", "pointer": one} for one in places]
+        assert record["inputHash"] == digest(sent)
+    told = (await app.inputs(result.invocation_id)).changes
+    assert [(one["pointer"], one["value"]) for one in told] == list(zip(places, (2, False, "post"), strict=True))
+    seen: list[Any] = []
+    app.hook(Hook(id="looks", when="pre", run=lambda shown: seen.append(thawed(shown.input))))
+    text = app.policy.path.read_text()
+    await use_policy(
+        app, text + "forbid (principal, action, resource) when { context.arguments.order.urgent == false };\n"
+    )
+    denied = await app.call("in.order", sent)
+    assert denied.error is not None
+    assert (denied.error.code, seen) == ("E3206", [whole])
+    assert sent == {"order": {"parts": [{"number": 1}, {"number": 2, "count": 5}]}}
 
 
 @pytest.mark.proves("LIFE-05")

@@ -563,20 +563,20 @@ STEPS: dict[str, tuple[Any, str]] = {
     "credentials": (Credentials, "lend_to"),
     "sandbox": (IsolatedExecutor, "run"),
     "map": (map_output, "map_output"),
+    "withholding": (Outputs, "redact"),
     "post-hooks": (Hooks, "after"),
-    "redaction": (Outputs, "redact"),
+    "redaction": (Hooks, "redact_outputs"),
     "persistence": (SuccessWriter, "write"),
 }
+# What is withheld from hooks is withheld before them, and what they emit is redacted after the last one.
 IN_ORDER = [
-    "resolve", "parse", "pre-hooks", "permission", "queue", "credentials", "sandbox", "map", "redaction", "post-hooks",
-    "persistence",
+    "resolve", "parse", "pre-hooks", "permission", "queue", "credentials", "sandbox", "map", "withholding",
+    "post-hooks", "redaction", "persistence",
 ]  # fmt: skip
 
 
 @pytest.mark.supports("LIFE-06")
-@pytest.mark.part_of(
-    "LIFE-02", rest="redaction after the hooks: it comes before them, so that none sees what is withheld"
-)
+@pytest.mark.proves("LIFE-02")
 @pytest.mark.parametrize("fault", [None, *IN_ORDER])
 async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one_that_fails(
     app: Interlock, monkeypatch: pytest.MonkeyPatch, fault: str | None

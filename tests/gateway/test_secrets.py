@@ -559,6 +559,23 @@ async def test_a_hook_that_looks_at_credentials_lets_none_out(leaks: Leaks, way:
 
 
 @DOORS
+@pytest.mark.proves("LIFE-02")
+@pytest.mark.parametrize("way", ["log", "error message", "stopped by a hook"])
+async def test_a_credential_that_a_hook_told_before_it_was_lent_is_redacted_after_the_hooks(
+    leaks: Leaks, way: str
+) -> None:
+    leaks.app.hook(Hook(id="tells", when="pre", run=lambda _: HookResult(messages=(f"mind {LENT}",))))
+    if way == "stopped by a hook":
+        leaks.app.hook(Hook(id="stops", when="post", run=lambda _: HookResult(stop="no", messages=(LENT,))))
+    result = await leaks.app.call("spill.spill", way="log" if "hook" in way else way, lent=True, key="k", **ARGUMENTS)
+    document = str(result.document())
+    assert document.count("mind [REDACTED]") == 1
+    assert LENT not in document
+    assert result.ok is (way == "log")
+    assert LENT not in await asyncio.to_thread(_written, leaks.app.home)
+
+
+@DOORS
 async def test_a_credential_that_is_handed_to_another_tool_is_still_one(leaks: Leaks) -> None:
     await leaks.call("spill.outer", key="k")
     assert await leaks.found() == {}

@@ -1,4 +1,4 @@
-"""Steps of a call that depend on time and on its caller: deadline, abort signal, names, hooks and records."""
+"""Steps of a call that depend on others, on time and on its caller: queue, deadline, abort signal, names, records."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from interlock import Context, Hook, HookResult, Interlock, Seen, tool
 from interlock.call.events import Event
 from tests.gateway import isolated_tools as cell
+from tests.support.batches import gates, prepare, running
 from tests.support.calls import admit, records, until
 from tests.support.metrics import render
 
@@ -50,6 +51,39 @@ def _hooks(app: Interlock) -> list[str]:
     for when in ("pre", "post", "failure"):
         app.hook(Hook(id=when, when=when, run=noted(when)))
     return ran
+
+
+@pytest.mark.proves("LIFE-02")
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_call_is_queued_after_it_is_allowed_and_before_anything_of_it_runs(
+    app: Interlock, stopped: bool
+) -> None:
+    await prepare(app)
+    ran = _hooks(app)
+    heard: dict[str, list[str]] = {}
+    app.listen(lambda event: heard.setdefault(event.invocation_id, []).append(event.type))
+    wanted = [app.request("b.depends", {"number": number}) for number in (0, 1)]
+    task = asyncio.create_task(app.batch(wanted))
+    await until(lambda: running == {0} and sum("tool.permission.decided" in one for one in heard.values()) == 2)
+    (second,) = [one for one, events in heard.items() if events[-1] == "tool.permission.decided"]
+    (first,) = heard.keys() - {second}
+    # The second has been decided about. By its input it must run alone, so it waits for the first.
+    for _ in range(20):
+        await app.journal.commit(lambda _: None)
+    assert heard[second][-1] == "tool.permission.decided"
+    assert running == {0}
+    if stopped:
+        assert await app.cancel(second) == "canceled"
+    gates[0].set()
+    if not stopped:
+        await until(lambda: running == {1})
+        assert "tool.result.created" in heard[first]
+        gates[1].set()
+    results = await task
+    assert [one.state for one in results] == ["succeeded", "canceled" if stopped else "succeeded"]
+    assert ("tool.invocation.started" in heard[second]) is not stopped
+    assert ran.count("post 0") == (1 if stopped else 2)
+    assert [len(records(app, one)) for one in (first, second)] == [1, 1]
 
 
 @pytest.mark.proves("LIFE-02")

@@ -155,6 +155,30 @@ async def test_a_manifest_offers_a_tool_with_its_handlers(tmp_path: Path, name: 
         assert (await app.call("shop.take", item="tea", count=5, key="four")).unwrap() == {"left": 0}
 
 
+@pytest.mark.proves("CONTRACT-06")
+@pytest.mark.parametrize("lacks", ["description", "examples"])
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_manifest_without_a_description_or_an_example_of_a_property_is_refused(
+    tmp_path: Path, lacks: str, inside: bool
+) -> None:
+    written(tmp_path, "stock.py", HANDLERS)
+    count: Json = {"type": "integer", "description": "how many", "examples": [2]}
+    del count[lacks]
+    item: Json = MANIFEST["parameters"]["properties"]["item"]
+    if inside:
+        count = {"type": "object", "description": "how many", "examples": [{}], "properties": {"of_each": count}}
+    properties = {"item": item, "count": count}
+    manifest = MANIFEST | {"parameters": {"type": "object", "properties": properties, "required": ["item", "count"]}}
+    async with Interlock.open(tmp_path / "home") as app:
+        [answer] = await app.add_from(written(tmp_path, "take.json", orjson.dumps(manifest)))
+        (fault,) = answer.verdict.refused["schema_valid"]
+        word = {"description": "a description", "examples": "an example"}[lacks]
+        assert fault.startswith(f"`count{'.of_each' if inside else ''}` needs {word}")
+        missing = await app.call("shop.take", item="tea", count=1, key="k")
+        assert missing.error is not None
+        assert missing.error.code == "E3101"
+
+
 @pytest.mark.parametrize("separate", ["list", "documents"])
 async def test_one_manifest_file_may_hold_several_tools(tmp_path: Path, separate: str) -> None:
     written(tmp_path, "stock.py", HANDLERS)

@@ -137,6 +137,7 @@ async def test_a_search_by_meaning_ranks_by_cosine_similarity(home: Path):
         names = [one.version.row.address for one in found]
         order = sorted(similar, key=lambda one: -similar[one])
         assert [one.partition("@")[0] for one in order][: len(names)] == names
+        assert [one.score for one in found] == [pytest.approx(similar[one], abs=1e-3) for one in order[: len(names)]]
 
 
 @pytest.mark.parametrize(

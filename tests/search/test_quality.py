@@ -21,10 +21,12 @@ from interlock.search.index import Encoder, Index
 from interlock.search.onnx import OnnxEncoder
 from interlock.search.table import shipped
 from tests.thorough import THOROUGH
+from training.prepare import own
 
 DIGEST = "b8a7fa53f6a53c7eead0330cfbcbe7701808083d5e13d1fcb154609dcb467b2b"
 
 MODEL = "f6e1a0e7b17f09e3e0794c3166a36b81aba3ad3f00bcf83add2c80f43396a7b5"
+TRAINING = sets.HERE.parents[1] / "training"
 PACKAGE = sets.HERE.parents[1] / "packages" / "search-encoder" / "src" / "interlock_search_encoder"
 
 
@@ -38,6 +40,16 @@ def test_the_package_has_the_model_that_was_measured():
     data = (PACKAGE / "model.onnx").read_bytes()
     assert sha256(data).hexdigest() == MODEL
     assert loads((PACKAGE / "encoder.json").read_bytes())["sha256"] == MODEL
+
+
+def test_the_catalog_that_weights_are_trained_on_is_the_one_that_its_page_describes():
+    files_of_tools = sorted((TRAINING / "own").glob("*.jsonl"))
+    rows = [loads(line) for path in files_of_tools for line in path.read_bytes().splitlines() if line.strip()]
+    told = (TRAINING / "README.md").read_text()
+    tools, tasks = sum("name" in one for one in rows), sum("task" in one for one in rows)
+    assert f"{tools:,} tools with three requests each, {tasks:,} tasks" in told
+    assert f"| {len(list(own(TRAINING / 'own'))):,} | Apache 2.0" in told
+    assert f"`{sha256(b''.join(path.read_bytes() for path in files_of_tools)).hexdigest()}`" in told
 
 
 @cache

@@ -76,7 +76,11 @@ async def test_deprecated_tools_are_found_and_sunset_or_removed_ones_are_not(off
             await commit(unit)
             await office.catalog.forget()
         assert await found() == [expected] * 3
-    assert len(await office.search("a text for a customer in a city, by mail")) <= DEFAULT_LIMIT == 10
+    await admit(office, *(some_tool(f"letter_{number}", "Letter to a customer.") for number in range(12)))
+    await office.catalog.forget()
+    assert len(await office.search("a letter to a customer", limit=20)) >= 12
+    for by in ("both", "words", "meaning"):
+        assert len(await office.search("a letter to a customer", by=by)) == DEFAULT_LIMIT == 10
 
 
 async def test_a_tool_whose_name_is_the_request_comes_first(office: Interlock):

@@ -156,7 +156,14 @@ async def test_what_a_rule_a_model_or_the_router_forces_is_denied_if_the_policy_
         assert "no-mail" in made.verdict.reason
         denied = _recorded(app, made)["gate"]
         assert denied == {"answer": "DENY", "check": "authorization", "reason": made.verdict.reason}
-        # What a model or the router chose does not pass either.
+        # No model is offered what the policy forbids in every call, so one that names it has made it up.
+        refused = await app.select("an email", selector=_chooses("office.send_email", value="x"), intent=False)
+        assert (refused.chosen, refused.verdict, refused.candidates) == (None, None, ())
+        among_others = await app.select("weather in Rome", selector=_chooses("office.send_email", value="x"))
+        assert (among_others.chosen, among_others.verdict) == (None, None)
+        assert "office.send_email" in (among_others.refused or "")
+        # What a model or the router chose does not pass either where the policy forbids it here and not everywhere.
+        await use_policy(app, text + forbid.replace(";", ' when { context.door == "library" };'))
         by_model = await app.select("an email", selector=_chooses("office.send_email", value="x"), intent=False)
         assert by_model.chosen == "office.send_email"
         assert by_model.verdict is not None
@@ -181,6 +188,25 @@ async def test_what_a_rule_a_model_or_the_router_forces_is_denied_if_the_policy_
         await app.catalog.forget()
         seen = await app.select("salaries of all employees", caller=hidden)
         assert "office.payroll" not in str(seen.document())
+
+
+@pytest.mark.proves("SURF-03")
+async def test_what_the_policy_forbids_is_not_counted_or_named_in_a_selection(tmp_path: Path) -> None:
+    """A catalog with a forbidden tool selects like one without it: the same candidates, counts and scores."""
+    made: list[Any] = []
+    for forbidden in (True, False):
+        async with opened(tmp_path / str(forbidden)) as app:
+            if forbidden:
+                await admit(app, some_tool("old_forecast", "Forecast of the weather of the next seven days in a city."))
+                await app.catalog.forget()
+                text = app.policy.path.read_text()
+                await use_policy(app, text + 'forbid (principal, action, resource == Tool::"office.old_forecast");\n')
+            one = await app.select("weather of the next seven days in a city", intent=False)
+            assert "old_forecast" not in str(one.document())
+            assert "old_forecast" not in str(_recorded(app, one))
+            made.append(([stage.document() for stage in one.stages], [each.document() for each in one.candidates]))
+    assert made[0] == made[1]
+    assert made[0][1][0]["tool"] == "office.forecast"
 
 
 def _chooses(tool_name: str | None, **parameters: Any) -> Any:
@@ -405,7 +431,8 @@ def _strict(made: Any) -> list[tuple[str, str]]:
 async def test_the_gate_asks_whether_this_caller_may_make_the_call(home: Path) -> None:
     async with opened(home) as app:
         forbid = '@id("mail-is-for-sales")\nforbid (principal, action, resource == Tool::"office.send_email")'
-        forbid += ' unless { principal in Group::"sales" };\n'
+        # In a call that a program makes: what somebody may never call is not selected for them.
+        forbid += ' when { context.door == "library" } unless { principal in Group::"sales" };\n'
         await use_policy(app, app.policy.path.read_text() + forbid)
         mail = _chooses("office.send_email", value="x")
         ann = Caller(id="ann", scopes=frozenset(), groups=frozenset({"sales"}))

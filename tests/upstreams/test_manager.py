@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from interlock import Caller
@@ -17,6 +18,7 @@ from interlock.telemetry.alerts import Alert
 from interlock.testing import FakeClock
 from tests.support.calls import code, turn
 from tests.support.upstreams import Scripted, definition, opened, states
+from tests.support.wires import wired
 
 
 @pytest.mark.proves("REG-10")
@@ -43,6 +45,33 @@ async def test_what_an_upstream_says_of_itself_gives_its_tools_no_privilege(tmp_
         with pytest.raises(Failure) as stranger:
             await upstreams.add("near", "http", {}, by=Caller(id="local:x"))
         assert stranger.value.code == "E3206"
+
+
+@pytest.mark.proves("CONTRACT-06")
+async def test_what_the_documentation_of_a_discovered_tool_lacks_is_a_warning_on_its_contract(tmp_path: Path) -> None:
+    """It is admitted and called all the same, and gets the defaults inside of what was sent."""
+    server = Scripted()
+    size: Json = {"type": "integer", "default": 3}
+    line: Json = {"type": "object", "description": "a line", "properties": {"size": size}}
+    text: Json = {"type": "string", "description": "what to say", "examples": ["a"]}
+    schema: Json = {"type": "object", "properties": {"text": text, "line": line}}
+    server.offers = [
+        definition("look", hints={"readOnlyHint": True}, input_schema=schema),
+        definition("full", hints={"readOnlyHint": True}, input_schema={"type": "object", "properties": {"text": text}}),
+    ]
+    lacking = ("`line` has no example", "`line.size` has no description", "`line.size` has no example")
+    async with opened(tmp_path, server) as (app, upstreams):
+        report = await upstreams.add("far", "http", {"accept_hints": True}, by=app.caller)
+        assert {one.name: one.state for one in report.tools} == {"look": "admitted", "full": "admitted"}
+        contract = (await app.catalog.resolve("far.look")).contract
+        assert contract.warnings == lacking
+        assert (await app.catalog.resolve("far.full")).contract.warnings == ()
+        async with wired(app) as wires:
+            shown = (await wires.http.get("/v1/tools/far.look")).json()
+            told: Json = orjson.loads(await wires.rpc("tools.describe", {"tool_id": "far.look"}))
+        assert tuple(shown["warnings"]) == tuple(told["result"]["warnings"]) == lacking
+        assert (await app.call("far.look", text="a", line={})).ok
+        assert server.calls[-1].arguments == {"text": "a", "line": {"size": 3}}
 
 
 @pytest.mark.proves("LIFE-10")

@@ -7,6 +7,7 @@ Rights: a caller with a token reaches the calls that are theirs (`gateway.owners
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,6 +17,7 @@ from interlock.call.phases import Reason, Request
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.data.canonical import derive_key, tenant_secret
+from interlock.data.defaults import default_at
 from interlock.gateway import inputs
 from interlock.gateway.inputs import Inputs
 from interlock.store import facts, ledger, payloads, records
@@ -113,10 +115,10 @@ class CallRecords:
             raise Failure("E3702", f"no call `{call_id}` has ended")
         try:
             contract = (await parts.catalog.exact(closed["toolId"], closed["version"])).prepared.contract
-            defaults = dict(contract.input.defaults)
+            default_of = partial(default_at, contract.input)
         except (Failure, KeyError):
-            defaults = {}  # the tool was removed, or never existed
-        changes = inputs.from_record(closed, defaults)
+            default_of = _without_default  # the tool was removed, or never existed
+        changes = inputs.from_record(closed, default_of)
         return lambda: Inputs(None, None, None, None, changes, closed.get("inputsWithheld", ""))
 
     def note_reading(self, call_id: str, caller: Caller) -> None:
@@ -144,3 +146,7 @@ class CallRecords:
     async def _require_own(self, call_id: str, by: Caller) -> None:
         if not await self._is_own(call_id, by):
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")
+
+
+def _without_default(_: str) -> None:
+    return None

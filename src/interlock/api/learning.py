@@ -138,7 +138,7 @@ class Learning:
         other.unlink(missing_ok=True)
 
     async def _scores(self, text: str, by: Caller) -> Mapping[str, float]:
-        found = await self._tools.index.find(text, by, 50)
+        found = await self._tools.index.find(text, by, 50, allowed=True)
         return {one.version.row.address: one.score for one in found}
 
     async def followed(self, by: Caller, tenant: str | None = None) -> list[Followed]:

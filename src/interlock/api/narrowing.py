@@ -25,7 +25,7 @@ _MOST_KINDS: Final = 100_000
 
 
 class Narrowing:
-    """Narrows the tools that a caller sees, by their ids in the index. What is known of a tool is kept by its id."""
+    """Narrows the tools that a caller may use, by their ids in the index. What is known of a tool is kept by its id."""
 
     def __init__(self, index: Search) -> None:
         self._index = index
@@ -41,20 +41,25 @@ class Narrowing:
     async def by_intent(self, visible: Mapping[str, Version], intent: Intent | None, stages: list[Stage]) -> list[str]:
         """The tools that can give the help which a request needs. If there are none, the verdict does not count."""
         every = list(visible)
-        narrowed, why = every, "not asked for"
+        why = "not asked for"
         if intent is not None:
             why = f"no verdict: {intent.confidence:.2f} is not clear enough"
+        narrowed = await self.giving(visible, intent)
         if intent is not None and intent.kind is not None:
             why = f"{intent.kind}, {intent.confidence:.2f}"
-            if intent.kind == "none":
-                narrowed = []
-            else:
-                kinds = await DEFINITIONS.run(self._kinds_of, visible)
-                narrowed = [tool for tool in every if intent.allows(kinds[tool])]
-                if not narrowed:
-                    narrowed, why = every, f"{why}: no tool gives that help, so all stay"
+            if not narrowed and intent.kind != "none":
+                narrowed, why = every, f"{why}: no tool gives that help, so all stay"
         stages.append(Stage("intent", len(every), _addresses(visible, narrowed), why))
         return narrowed
+
+    async def giving(self, tools: Mapping[str, Version], intent: Intent | None) -> list[str]:
+        """Those of some tools that can give the help which a request needs; all where there is no verdict about it."""
+        if intent is None or intent.kind is None:
+            return list(tools)
+        if intent.kind == "none":
+            return []
+        kinds = await DEFINITIONS.run(self._kinds_of, tools)
+        return [tool for tool in tools if intent.allows(kinds[tool])]
 
     def _kinds_of(self, visible: Mapping[str, Version]) -> Mapping[str, frozenset[Kind]]:
         from interlock.selection.kinds import kinds_of

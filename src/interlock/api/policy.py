@@ -298,6 +298,7 @@ def _fitting(contract: Contract, arguments: Json) -> Json:
     if not arguments:
         return {}
     from interlock.data.coerce import coerce
+    from interlock.data.defaults import inner_defaults
     from interlock.data.explain import input_faults
     from interlock.data.schema import Schema
 
@@ -310,4 +311,5 @@ def _fitting(contract: Contract, arguments: Json) -> Json:
         listing = "; ".join(f"{one.pointer.lstrip('/') or 'input'}: {one.message}" for one in at_fault[:10])
         details = {"faults": [one.document() for one in at_fault], "tool": contract.ref}
         raise Failure("E3301", listing, details=details)
-    return given
+    plan = inner_defaults(contract.input)
+    return given if plan is None else plan.fill(given)[0]

@@ -24,8 +24,9 @@ _LOOKED_THROUGH: Final = 20_000
 async def recommended(parts: Parts, tools: Tools, caller: Caller, tool: str | None) -> list[Recommendation]:
     """Tools that the caller may use and might want; E3101 for a `tool` that they do not see."""
     anchor = None if tool is None else (await tools.find(tool, None, caller)).row.address
-    visible = {one.row.address for one in await tools.visible(caller)}
     found = await parts.readers.read(partial(_used, caller.tenant))
+    seen = list(await tools.seen(caller, among={one.tool for one in found}))
+    visible = {one.row.address for one in await tools.callable(caller, seen)}
     known = {one.did: one.groups for one in await parts.identities.all() if one.tenant == caller.tenant}
     peers: dict[str, frozenset[str]] = {}
     for name in {one.caller for one in found}:

@@ -131,11 +131,15 @@ class Search:
             note = f"{missing:,} of {len(surface):,} tools are searched by words only, until their vectors exist"
         return self._answer(surface, hits, query, limit, by_which, note, caller)
 
-    async def surface(self, caller: Caller) -> Mapping[str, Version]:
-        """The tools that a caller sees and a model may use, by their ids in the index, in order of name."""
+    async def surface(self, caller: Caller, *, allowed: bool = True) -> Mapping[str, Version]:
+        """The tools that a caller sees and a model may use, by their ids in the index, in order of name.
+
+        Without `allowed`, also those that the policy denies the caller, whatever is sent.
+        """
         await self._ready()
-        surface = await self._tools.of(caller, self._index)
-        return {tool: surface.versions[tool] for tool in surface.order}
+        read = self._tools.allowed if allowed else self._tools.of
+        surface = await read(caller, self._index)
+        return {tool: surface.versions[tool] for tool in surface.order if tool in surface}
 
     async def vectors(self, tools: Sequence[str]) -> Floats | None:
         """The vectors of tools by their ids; None where some have none."""

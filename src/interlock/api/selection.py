@@ -98,7 +98,11 @@ class Selections:
         candidates = await self._routed(request, caller, candidates, chosen, visible, stages)
         rules = self._parts.settings.selection_rules
         # INVARIANT: a rule brings back nothing that the verdict about the request has left out.
-        left = frozenset(visible[tool].row.address for tool in narrowed)
+        left = {visible[tool].row.address for tool in narrowed}
+        if rules:
+            denied = await self._denied(caller, visible, {one.tool for one in rules})
+            left.update(denied[tool].row.address for tool in await self._narrowing.giving(denied, intent))
+            by_name |= {one.row.address: one for one in denied.values()}
         candidates, stage = apply_rules(request, candidates, rules, lambda tool: tool in left)
         stages.append(stage)
         candidates = await self._measured(by_name, candidates, caller)
@@ -154,6 +158,13 @@ class Selections:
 
     # Choosing
 
+    async def _denied(
+        self, caller: Caller, allowed: Mapping[str, Version], named: Collection[str]
+    ) -> dict[str, Version]:
+        """Tools that rules name and the policy denies the caller. The gate refuses them, and says why."""
+        seen = await self._tools.index.surface(caller, allowed=False)
+        return {tool: one for tool, one in seen.items() if tool not in allowed and one.row.address in named}
+
     async def _retrieved(
         self,
         request: str,
@@ -166,7 +177,7 @@ class Selections:
         why = "there are no candidates"
         if among:
             limited = None if len(among) == len(visible) else among
-            answer = await self._tools.index.find(request, caller, _FOUND, among=limited)
+            answer = await self._tools.index.find(request, caller, _FOUND, among=limited, allowed=True)
             found = [Candidate(one.version.row.address, one.score) for one in answer]
             why = f"by {answer.by}" + (f": {answer.note}" if answer.note else "")
         stages.append(Stage("retrieval", len(among), _names(found), why))

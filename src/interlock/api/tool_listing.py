@@ -89,6 +89,8 @@ def contract_document(version: Version, availability: str, latencies: Latencies)
 
     It is the stored document, which was checked when the version was admitted; no model of it is loaded.
     """
+    from interlock.data.explain import undocumented
+
     row, manifest = version.row, version.content.document
     takes = Schema(manifest["parameters"], closed=manifest["protocol"] == "native", shared=True)
     return {
@@ -104,6 +106,7 @@ def contract_document(version: Version, availability: str, latencies: Latencies)
         "manifest": {name: value for name, value in manifest.items() if name not in BESIDE_MANIFEST},
         "known_pairs": len(manifest.get("known_pairs", ())),
         "timeout": latencies.describe(f"{row.address}@{row.version}", manifest),
+        "warnings": list(undocumented(manifest["protocol"], manifest["parameters"])),
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from interlock.contract.permissions import permissions_of
+from interlock.data.defaults import inner_defaults
 from interlock.data.fragments import declares_fragments
 from interlock.data.schema import Json, Schema
 from interlock.data.schema_plan import fitter, taker
@@ -36,6 +37,7 @@ class Prepared:
         "has_checks",
         "has_fragments",
         "has_verifier",
+        "inner_defaults",
         "input_redactor",
         "isolated",
         "key_from",
@@ -73,6 +75,8 @@ class Prepared:
         # A fast check for results. If it returns False, the schema decides.
         self.fits_fast = fitter(contract.output.document)
         self.defaults = schema.defaults
+        # Those inside of objects and lists; None if there are none.
+        self.inner_defaults = inner_defaults(schema)
         self.dump = bound.dump
         # Redactors of its results and of its input; compiled by the gateway when first needed.
         self.redactor: SchemaRedactor | None = None

@@ -227,6 +227,7 @@ async def _show_at_server(server: Server, out: Output, /, tool: str, standard: b
     document: Json = {
         "tool": answer.pop("tool_id"),
         **{name: answer.pop(name) for name in ("state", "availability", "deprecation", "timeout", "version")},
+        "warnings": answer.pop("warnings", []),
         "input_schema": answer["parameters"],
         "output_schema": answer["result_schema"],
         "manifest": {name: value for name, value in answer.items() if name not in BESIDE_MANIFEST},
@@ -332,6 +333,7 @@ def _show_version(page: Page, document: Json) -> None:
     facts += [(name, document[key]) for name, key in (("digest", "digest"), ("from", "origin")) if key in document]
     notice: Json = document["deprecation"] or {}
     facts.extend((name, str(value)) for name, value in notice.items() if value is not None)
+    facts.extend(("warning", warning) for warning in document["warnings"])
     page.line(Text("contract", "bold"))
     page.facts(facts)
 

@@ -132,6 +132,13 @@ class Contract:
         return execution.native.get("off_schema") == "warn"
 
     @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What the input schema of a discovered tool lacks. A tool written for Interlock would have been refused."""
+        from interlock.data.explain import undocumented
+
+        return undocumented(self.manifest.protocol, self.manifest.parameters)
+
+    @cached_property
     def delivers(self) -> Json:
         """The schema of what callers receive: for a paged tool the items, because the rest of a page is returned beside
         them.

@@ -51,10 +51,10 @@ def _coerce(root: Json, node: Any, value: Any, path: list[Any], changes: list[Co
             return after
         return value
     if isinstance(value, dict):
-        return _coerce_object(root, _branch(root, part, "object"), cast("Json", value), path, changes)
+        return _coerce_object(root, only_alternative(root, part, "object"), cast("Json", value), path, changes)
     if isinstance(value, list):
         items = cast("list[Any]", value)
-        inner = _branch(root, part, "array")
+        inner = only_alternative(root, part, "array")
         first: list[Any] = inner.get("prefixItems") or []
         rest = inner.get("items")
         coerced = [
@@ -74,7 +74,7 @@ def _coerce_object(root: Json, part: Json, value: Json, path: list[Any], changes
     return coerced if any(coerced[name] is not item for name, item in value.items()) else value
 
 
-def _branch(root: Json, part: Json, kind: str) -> Json:
+def only_alternative(root: Json, part: Json, kind: str) -> Json:
     """Return the one alternative that an object or a list can mean, as in `Point | None`; else the schema itself."""
     branches = part.get("anyOf") or part.get("oneOf")
     if "type" in part or not isinstance(branches, list):
@@ -84,7 +84,7 @@ def _branch(root: Json, part: Json, kind: str) -> Json:
     ]
     kinds = [_kinds(root, branch) for branch in resolved]
     fitting = [branch for branch, admitted in zip(resolved, kinds, strict=True) if kind in admitted]
-    return _branch(root, fitting[0], kind) if len(fitting) == 1 and all(kinds) else part
+    return only_alternative(root, fitting[0], kind) if len(fitting) == 1 and all(kinds) else part
 
 
 def _convert(root: Json, part: Json, text: str) -> Any:

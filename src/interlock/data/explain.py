@@ -165,9 +165,41 @@ class _Spot(NamedTuple):
 
 
 _MOST_SPOTS = 10_000
+_MOST_UNDOCUMENTED = 20
+
+
+def undocumented(protocol: str, document: Mapping[str, Any]) -> tuple[str, ...]:
+    """List the properties of the input schema of a discovered tool that have no description or no example.
+
+    A tool that was written for Interlock (`native`) would have been refused.
+    """
+    if protocol == "native":
+        return ()
+    root = dict(document)
+    found: dict[str, None] = {}
+    for spot, given in filter(None, _properties(root, _Spot(root, "", "", ()))):
+        if not str(spot.part.get("description") or "").strip():
+            found[f"`{spot.name}` has no description"] = None
+        if not spot.part.get("examples") and not given:
+            found[f"`{spot.name}` has no example"] = None
+    listed = tuple(found)
+    more = len(listed) - _MOST_UNDOCUMENTED
+    return listed if more <= 0 else (*listed[:_MOST_UNDOCUMENTED], f"and {more:,} more")
 
 
 def _property_faults(root: Json, top: _Spot) -> Iterator[Fault]:
+    for one in _properties(root, top):
+        if one is None:
+            words = f"the input schema has more than {_MOST_SPOTS} parts, which are not all looked at; make it smaller"
+            yield Fault("", words)
+        else:
+            yield from _wanting(root, *one)
+
+
+def _properties(root: Json, top: _Spot) -> Iterator[tuple[_Spot, Sequence[Any]] | None]:
+    """Iterate over the properties of a schema at any depth, each with its values in the examples of the object around
+    it. The last one is None if there are too many parts to look at.
+    """
     waiting = [top]
     for _ in range(_MOST_SPOTS):
         if not waiting:
@@ -180,11 +212,11 @@ def _property_faults(root: Json, top: _Spot) -> Iterator[Fault]:
             if resolved is None:
                 continue  # described where it is used first
             own = resolved.part.get("examples")
-            yield from _wanting(root, resolved, given)
+            yield resolved, given
             known = [*cast("list[Any]", own), *given] if isinstance(own, list) else given
             waiting.append(resolved._replace(examples=known))
         waiting.extend(filter(None, (_resolved(root, one) for one in _inside(spot))))
-    yield Fault("", f"the input schema has more than {_MOST_SPOTS} parts, which are not all looked at; make it smaller")
+    yield None
 
 
 def _members(values: Sequence[Any]) -> list[Json]:

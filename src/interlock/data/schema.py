@@ -121,9 +121,9 @@ class Schema:
         """
         parts = {name: resolve_ref(self.document, part) for name, part in self.properties.items()}
         stated = ((name, part, part["default"]) for name, part in parts.items() if "default" in part)
-        return tuple((name, default) for name, part, default in stated if self._takes(part, default))
+        return tuple((name, default) for name, part, default in stated if self.takes(part, default))
 
-    def _takes(self, part: Json, value: Any) -> bool:
+    def takes(self, part: Json, value: Any) -> bool:
         """Whether a value fits a part of this schema."""
         if part.keys() <= _PLAIN and _TYPES.get(str(part.get("type"))) is value.__class__:
             return True

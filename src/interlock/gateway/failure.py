@@ -61,6 +61,8 @@ class FailedCalls:
     async def _record(self, call: Call, failure: Failure) -> Result:
         if self._hooks.registered and call.state in ("running", "partial_result", "yielded"):
             await self._hooks.after_failure(call, failure)
+        if call.more.hook_outputs:
+            self._hooks.redact_outputs(call)
         if call.id != call.own_id and not call.more.used:
             # The approval was not used, so this attempt is not the call that it was given for.
             self._execution.release(call)

@@ -137,6 +137,8 @@ class FastPath:
             for name, _ in tool.defaults:
                 if name not in given:
                     return None
+            if tool.inner_defaults is not None and tool.inner_defaults.lacks(given):
+                return None
             now_ms, now = clock.now_ms(), clock.monotonic()
             if now >= self._changes.fresh_until or tool.digest in self._quarantine.held:
                 return None

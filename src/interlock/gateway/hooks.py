@@ -4,7 +4,8 @@ A hook that raises or takes too long blocks the call. A change by a hook is vali
 
 Whatever a hook emits (messages, progress, decisions, context, an updated input) is an entry of `hook_outputs` with the
 hook's id and phase. The entries are returned beside the result, never in it, and are part of the closing record. Their
-texts are redacted and bounded.
+texts are redacted and bounded. They are redacted again after the last hook, because a call may have become private
+values since: a pre-hook runs before credentials are lent.
 
 Each hook runs in a task of its own, and plain functions in threads that only hooks and tools' own checks use. The call
 waits for it until the hook's `timeout_s` or the call's deadline, whichever comes first, also where the hook ignores its
@@ -181,6 +182,20 @@ class Hooks:
                 call.extend().warnings.append(blocked.message)
             self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.more.hook_outputs[first:])
 
+    def redact_outputs(self, call: Call) -> None:
+        """Redact what the hooks of a call emitted once more, before it is returned and recorded."""
+        outputs = call.more.hook_outputs
+        said = [place for place, one in enumerate(outputs) if "text" in one]
+        if not said:
+            return
+        # INVARIANT: if the redaction fails, the outputs are withheld.
+        call.more.hook_outputs = []
+        shown = self._redaction.redact_texts(call, [outputs[place]["text"] for place in said])
+        texts = dict(zip(said, map(_bounded, shown), strict=True))
+        call.more.hook_outputs = [
+            {**one, "text": texts[place]} if place in texts else one for place, one in enumerate(outputs)
+        ]
+
     async def close(self) -> None:
         """Cancel the hooks that still run, and wait a moment for them to end."""
         for task in self._running:
@@ -260,8 +275,7 @@ class Hooks:
     def _text(self, call: Call, text: str) -> str:
         """Return a text of a hook, redacted and bounded."""
         # INVARIANT: a hook may see private values of a call; its texts are searched for them like those of the tool.
-        shown = plain_text(str(self._redaction.redact_data(call, text)), LONGEST_TEXT + 1)
-        return shown if len(shown) <= LONGEST_TEXT else f"{shown[: LONGEST_TEXT - 1]}…"
+        return _bounded(self._redaction.redact_texts(call, [text])[0])
 
     def _matching(self, when: When, call: Call) -> list[Hook]:
         if call.tool is None:
@@ -283,6 +297,11 @@ def _note(call: Call, hook: Hook, kind: OutputKind, **facts: Any) -> Json:
     output: Json = {"hook": hook.id, "phase": _PHASE[hook.when], "output": kind, **facts}
     call.extend().hook_outputs.append(output)
     return output
+
+
+def _bounded(text: str) -> str:
+    shown = plain_text(text, LONGEST_TEXT + 1)
+    return shown if len(shown) <= LONGEST_TEXT else f"{shown[: LONGEST_TEXT - 1]}…"
 
 
 def _malformed(result: HookResult) -> str | None:

@@ -12,6 +12,7 @@ from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.data.coerce import Coerced, coerce
+from interlock.data.defaults import DefaultPlan
 from interlock.data.explain import input_faults
 from interlock.data.fragments import attacks
 from interlock.data.schema import Fault, Json, pointer
@@ -38,10 +39,30 @@ def check_input(requested: Requested, given: Json) -> Json:
         arguments = _coerced(requested, given, faults)
     if faults:
         raise _refusal(tool, faults, "E3307")
+    if tool.inner_defaults is not None:
+        arguments = _with_inner_defaults(requested, tool.inner_defaults, arguments)
     for name, default in tool.defaults:
         if name not in arguments:
             arguments = {**arguments, name: copy.deepcopy(default)}
             call.extend().mutations.append(Mutated("default", pointer([name]), ABSENT, default))
+    return arguments
+
+
+def _with_inner_defaults(requested: Requested, plan: DefaultPlan, given: Json) -> Json:
+    """Return the arguments with the defaults that objects in them lack.
+
+    None is filled in where the arguments would not fit any more, or where there are too many to record.
+    """
+    arguments, filled = plan.fill(given)
+    if not filled:
+        return given
+    call = requested
+    if len(filled) > MOST_RECORDED:
+        call.extend().warnings.append(f"INPUT_DEFAULTS_OMITTED count={len(filled)}")
+        return given
+    if not requested.tool.contract.input.valid({**dict(requested.tool.defaults), **arguments}):
+        return given
+    call.extend().mutations.extend(Mutated("default", place, ABSENT, default) for place, default in filled)
     return arguments
 
 

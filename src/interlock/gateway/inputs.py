@@ -16,7 +16,7 @@ and replaced when the call runs. If they should have been stored and were not, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from interlock.call.phases import ABSENT, INPUTS, Call, Mutated, between
@@ -110,15 +110,15 @@ def _unescaped(step: str) -> str:
     return step.replace("~1", "/").replace("~0", "~")
 
 
-def from_record(closed: Json, defaults: Mapping[str, Any]) -> tuple[Json, ...]:
-    """Return the changes in a closing record. The values of defaults come from the contract."""
+def from_record(closed: Json, default_of: Callable[[str], tuple[str, Any] | None]) -> tuple[Json, ...]:
+    """Return the changes in a closing record. `default_of` says which default the contract has for a place."""
     mutations = cast("list[Json]", closed.get("inputMutations") or [])
     changes: list[Json] = []
     for one in mutations:
         before, after = between(one["source"])
         change: Json = {"before": before, "after": after, "source": one["source"], "pointer": one["pointer"]}
-        name = _unescaped(one["pointer"].removeprefix("/"))
-        if one["source"] == "default" and name in defaults:
-            change["value"] = defaults[name]
+        default = default_of(one["pointer"]) if one["source"] == "default" else None
+        if default is not None:
+            change["value"] = default[1]
         changes.append(change)
     return tuple(changes)

@@ -191,6 +191,7 @@ class Gateway:
             verified = await self._verifier.verify(ran)
             if self.hooks.registered:
                 await self._rollback.run_post_hooks(verified)
+                self.hooks.redact_outputs(verified)
         except Failure as failure:
             raise await self._rollback.roll_back(ran, failure) from failure
         return await self._finisher.succeed(verified)

@@ -106,6 +106,10 @@ class CallRedaction:
         shown = _redact_all(self._redactor, self._redactor.value(short).value, hidden, self._private(call))
         return scrub(shown, hidden)[0]
 
+    def redact_texts(self, call: Call, texts: Sequence[str]) -> list[str]:
+        """Return texts about a call, such as those of hooks, without private values."""
+        return [str(self.redact_data(call, text)) for text in texts]
+
     def redact_failure(self, call: Call, failure: Failure) -> Failure:
         """Return a failure of Interlock without the private values that it may quote."""
         if not self.has_private_values(call):

@@ -127,6 +127,7 @@ class Methods:
             "output_schema": contract.delivers,
             "interface": self._service.tools.interface(found),
             "timeout": self._service.tools.timeout(found),
+            "warnings": list(contract.warnings),
         }
 
     def _brief(self, version: Version) -> Json:

@@ -134,6 +134,10 @@ class Tool(Answer):
     result_schema: Json | bool | None = None
     known_pairs: int = Field(0, description="known input-output pairs that it is held to; 0: it has none")
     interface: Json | None = Field(None, description="the tool_interface of one tool that is asked for by its id")
+    warnings: list[str] = Field(
+        [],
+        description="parameters of one tool of an upstream, asked for by its id, without a description or an example",
+    )
     deprecation: Json | None = None
     score: float | None = Field(None, description="how well it fits a search, from 0 to 1")
 

@@ -96,7 +96,8 @@ async def resume_call(invocation_id: Id, ask: Ask) -> Response:
 async def show_tool(tool_id: Id, ask: Ask, query: Annotated[models.ToolQuery, Query()]) -> Response:
     """One tool: what it takes, what it gives, what it changes, and its interface."""
     found = await ask.service.tools.find(tool_id, query.version, ask.caller)
-    return json({**tool_document(ask.service.tools, found), "interface": ask.service.tools.interface(found)})
+    about = {"interface": ask.service.tools.interface(found), "warnings": list(found.contract.warnings)}
+    return json({**tool_document(ask.service.tools, found), **about})
 
 
 @router.get("/tools/{tool_id}/versions", tags=["tools"], **says(models.Versions))

@@ -24,3 +24,6 @@ def test_the_command_line_shows_what_a_caller_is_offered_and_why(cli: Cli) -> No
     assert told["reasons"]["demo.post"] == "feature_disabled"
     assert "demo.post" not in told["surface"]["tool_refs"]
     assert cli("surface", "show", "--caller", "nobody").code == 1
+    refused = cli("call", "demo.post", '{"account": "cash", "cents": 1}', "--key", "excluded", "--json")
+    assert refused.json["error"]["error_code"] == "E3101"
+    assert cli("call", "demo.balance", '{"account": "cash"}').code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 
@@ -54,6 +55,14 @@ def test_progress_is_shown_neither_beside_json_nor_without_a_terminal(fresh: Cli
         shown = at_terminal(fresh, *words, "--json")
         assert "\r" not in shown
         assert "\x1b[K" not in shown
+
+
+def test_json_on_a_terminal_means_what_it_means_elsewhere_and_draws_nothing(cli: Cli) -> None:
+    words = ("call", "demo.\u202e\x9b31m", "{}", "--json")
+    shown = at_terminal(cli, *words)
+    assert not set(shown) & set("\u202e\x9b\x1b")
+    assert "\\u202e\\u009b31m" in shown
+    assert json.loads(shown)["error"]["message"] == cli(*words).json["error"]["message"]
 
 
 # Width

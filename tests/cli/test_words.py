@@ -185,6 +185,44 @@ def test_a_page_aligns_columns_of_any_script_and_has_colours_on_a_terminal_that_
     assert shown == [expected[0].replace("✓", "\x1b[32m✓\x1b[0m") if coloured else expected[0], *expected[1:]]
 
 
+HOSTILE = "\x1b[2J\x9b31m\rwiped\u202e"
+
+
+def test_nothing_that_a_page_is_made_of_draws_on_the_terminal_of_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a style is given: names of identities and lines of configurations are shown so."""
+    from interlock.cli.render import Page, Text
+
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for stream in (io.StringIO(), Terminal()):
+        page = Page(stream)
+        page.line(Text(HOSTILE), HOSTILE, right=Text("").append(HOSTILE))
+        page.table([(Text(HOSTILE), Text(f"two\n  {HOSTILE}"))])
+        page.console.print(HOSTILE)
+        assert not set(stream.getvalue()) & set("\x1b\x9b\r\u202e")
+        assert stream.getvalue().count("\\x1b[2J") == 6
+        # What is in a cell cannot be taken for a line of ours.
+        assert len(stream.getvalue().splitlines()) == 3
+
+
+@pytest.mark.parametrize("columns", [40, 100])
+def test_cells_of_wide_characters_and_of_spaces_are_folded_by_their_columns(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    from interlock.cli.render import Page, Text
+    from interlock.cli.terminal import cell_len
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    Page(stream).table([("name", "日本語 " * 60), ("empty", " " * 200), ("more", Text("wide 宽 " * 40, "bold"))])
+    lines = stream.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= columns
+    assert max(map(cell_len, lines)) > columns - len("日本語 ") * 2
+    assert stream.getvalue().count("日本語") == 60
+    assert "empty" in [line.strip() for line in lines]
+
+
 def test_a_table_that_does_not_fit_a_narrow_terminal_has_a_line_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     from interlock.cli.render import Page
 

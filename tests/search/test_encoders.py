@@ -124,6 +124,24 @@ async def test_a_service_that_comes_back_is_used_again_and_vectors_survive_a_res
     assert len(rows) >= len(OFFERED)
 
 
+async def test_vectors_of_another_length_than_those_of_requests_are_made_anew(home: Path):
+    """After a restart: a service has another model under the name that it had."""
+    whole = shipped().documents(["x"]).shape[1]
+
+    def shorter(got: Got) -> HttpAnswer:
+        asked = orjson.loads(got.body)
+        return json_answer({"embeddings": shipped().documents(asked["input"])[:, : whole // 2].tolist()})
+
+    async with HttpServer.open() as server:
+        for answer in (_embed, shorter, _embed):
+            server.otherwise = answer
+            async with Interlock.open(home, search_encoder=f"ollama:tiny@{server.url}") as app:
+                await admit(app, *OFFERED)
+                for by in ("both", "meaning"):
+                    found = await app.search("bill the client", by=by)
+                    assert (_first(found), found.by, found.note) == ("office.create_invoice", by, None)
+
+
 @pytest.mark.proves("REG-14")
 async def test_a_search_by_meaning_ranks_by_cosine_similarity(home: Path):
     async with _office(home, "table") as app:

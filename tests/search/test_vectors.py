@@ -15,7 +15,7 @@ from interlock import Interlock
 from interlock.api.doctor import examine
 from interlock.authority.tokens import ToolGrant
 from interlock.registry.retirement import deprecate, move
-from interlock.search.table import shipped
+from interlock.search.table import Table, shipped
 from interlock.store.vector_cache import VectorCache
 from tests.support.calls import admit
 from tests.support.identities import did_of
@@ -144,6 +144,27 @@ async def test_machines_of_one_store_share_vectors_and_a_restart_computes_none(
     async with Interlock.open(tmp_path, store=store, housekeeping=False, **settings) as again:
         assert await _found(again, "bill the client", "both") == first
     assert len(made) == len(OFFERED) + len(MORE)
+
+
+async def test_rows_of_another_length_than_the_vectors_of_requests_are_replaced(
+    tmp_path: Path, with_vectors: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service has another model under the name that it had, so the numbers of its rows cannot be compared."""
+    table = shipped()
+    store = with_vectors.new_schema()
+    for share in (2, 1):
+        for name in ("documents", "queries"):
+            whole = getattr(Table, name)
+            monkeypatch.setattr(table, name, lambda texts, whole=whole, share=share: _half(whole(table, texts), share))
+        async with _opened(tmp_path, store, search_encoder="table", search_vectors="store") as app:
+            assert (await _found(app, "bill the client", "meaning"))[0][0] == "office.create_invoice"
+            assert (await _found(app, "bill the client", "both"))[0][0] == "office.create_invoice"
+            rows = app.journal.reader.all("SELECT dimension, count(*) FROM tool_vector GROUP BY dimension")
+            assert rows == [(Table.documents(table, ["x"]).shape[1] // share, len(OFFERED) + len(MORE))]
+
+
+def _half(vectors: Any, share: int) -> Any:
+    return vectors[:, : vectors.shape[1] // share]
 
 
 @pytest.mark.parametrize("where", ["file", "without the extension", "with an old one"])

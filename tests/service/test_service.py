@@ -23,13 +23,17 @@ from interlock.gateway.reconcile import reconcile
 from interlock.store import records
 from interlock.testing import FakeClock
 from tests.sample import TOOLS
+from tests.support.calls import records as found_records
 from tests.support.identities import did_of
 from tests.support.stores import beside
 
 Json = dict[str, Any]
 ALL = frozenset(
-    {"tools:admin", "tokens:issue", "policy:read", "policy:admin", "audit:read", "upstreams:admin", "secrets:admin"}
-)
+    {
+        "tools:admin", "tokens:issue", "policy:read", "policy:admin", "audit:read", "upstreams:admin", "secrets:admin",
+        "calls:reconcile",
+    }
+)  # fmt: skip
 ROOT = Caller(id="local:root", scopes=ALL)
 ELSEWHERE = Caller(id="did:example:ann", tenant="acme", scopes=ALL)
 
@@ -66,6 +70,7 @@ async def refusal(attempt: Any) -> Failure:
 def acts(service: Service) -> list[tuple[str, Callable[[Caller], Any]]]:
     """Every act that needs a scope, and which."""
     text = '@id("all")\npermit (principal, action, resource);\n'
+    office = service.administration
     return [
         ("tools:admin", lambda by: service.registration.register({}, by=by)),
         ("tools:admin", lambda by: service.registration.deprecate("demo.add", "1.0.0", by=by)),
@@ -76,6 +81,14 @@ def acts(service: Service) -> list[tuple[str, Callable[[Caller], Any]]]:
         ("tools:admin", lambda by: service.upstreams.accept("bank", by=by, tools=(), reason="x")),
         ("tokens:issue", lambda by: service.tokens.issue(by=by, agent="bot")),
         ("tokens:issue", lambda by: service.tokens.revoke("x", by=by, reason="x")),
+        ("tokens:issue", lambda by: office.identities.list(by=by)),
+        ("tokens:issue", lambda by: office.identities.add(by=by, name="x")),
+        ("tokens:issue", lambda by: office.identities.revoke("x", by=by, reason="x")),
+        ("tokens:issue", lambda by: office.signing_keys.list(by=by)),
+        ("tokens:issue", lambda by: office.signing_keys.make(by=by)),
+        ("tokens:issue", lambda by: office.signing_keys.retire("x", by=by, reason="x")),
+        ("calls:reconcile", lambda by: office.unknown_calls.settle("x", by=by, happened=False, stated=False)),
+        ("policy:admin", lambda by: office.settings.show(by=by)),
         ("policy:read", lambda by: service.policy.show(by=by)),
         ("policy:read", lambda by: service.policy.check(text, by=by)),
         (
@@ -100,13 +113,56 @@ async def test_every_act_needs_its_own_scope_and_no_other_will_do(place: Place) 
     assert place.app.journal.reader.all("SELECT MAX(seq) FROM journal") == head
 
 
+# Identities and keys
+
+
+async def test_an_identity_that_is_revoked_is_refused_from_the_answer_on(place: Place) -> None:
+    issued = await place.service.tokens.issue(by=ROOT, agent="bot")
+    bearer = f"Bearer {issued['token']}"
+    await place.service.authenticate(bearer)
+    assert place.service.authentication.known(bearer) is not None
+    await place.service.administration.identities.revoke("bot", by=ROOT, reason="lost")
+    assert place.service.authentication.known(bearer) is None
+    assert (await refusal(lambda: place.service.authenticate(bearer))).code == "E3201"
+
+
+async def test_an_identity_that_is_refused_leaves_no_private_key(place: Place) -> None:
+    add = functools.partial(place.service.administration.identities.add, by=ROOT, name="bot")
+    for wrong in ({"groups": ["no group"]}, {"tenant": "a\x1b[2J"}):
+        assert (await refusal(lambda wrong=wrong: add(**wrong))).code == "E3004"
+    folder = place.app.home.keys / "identities"
+    assert not folder.exists()
+    assert (await add(groups=["readers"]))["groups"] == ["readers"]
+    assert len(list(folder.iterdir())) == 1
+
+
+async def test_other_requests_go_on_while_a_key_is_made_and_the_one_who_acts_is_on_record(place: Place) -> None:
+    keys, before = place.service.administration.signing_keys, place.app.issuer_keys.names()
+    agent = Caller(id="did:example:ann", agent="did:example:bot", scopes=ALL)
+    making = asyncio.create_task(keys.make(by=agent, algorithm="RS256"))
+    await asyncio.sleep(0)
+    # Its turn of the loop is over, and the key is made elsewhere.
+    assert place.app.issuer_keys.names() == before
+    made = await making
+    assert [one["kid"] for one in await keys.list(by=ROOT) if one["signs"]] == [made["kid"]]
+    (first,) = [one["kid"] for one in await keys.list(by=ROOT) if not one["signs"]]
+    await keys.retire(first, by=agent, reason="old")
+    acts = [one for one in found_records(place.app, kind="authority") if str(one.get("act")).startswith("key.")]
+    assert [(one["act"], one["by"]) for one in acts] == [("key.made", agent.acting), ("key.revoked", agent.acting)]
+    several = await asyncio.gather(*(keys.make(by=agent) for _ in range(3)))
+    assert len({one["kid"] for one in several}) == 3
+    held = await keys.list(by=ROOT)
+    assert held[-1]["signs"]
+    assert {one["kid"] for one in held} == {made["kid"], *(one["kid"] for one in several)}
+
+
 # Tenants
 
 
 async def test_scopes_that_another_tenant_holds_change_and_show_nothing_of_the_whole_place(place: Place) -> None:
     before = place.app.home.policy.read_text(), place.app.journal.reader.all("SELECT MAX(seq) FROM journal")
     for scope, act in acts(place.service):
-        if scope.partition(":")[0] in ("tools", "policy"):
+        if scope.partition(":")[0] in ("tools", "policy", "calls"):
             failure = await refusal(functools.partial(act, ELSEWHERE))
             assert (failure.code, "`local`" in failure.message) == ("E3206", True), (scope, failure)
     person = Caller(id="did:example:ann", tenant="acme", scopes=ALL, kind="human")

@@ -295,7 +295,8 @@ async def test_programs_adapters_and_calls_of_providers_reach_no_tool_that_is_no
         caller = await wires.service.authenticate(bearer)
         by_caller = await app.call(tool, {"value": "x"}, caller=caller)
         by_token = await app.call(tool, {"value": "x"}, token=bearer.removeprefix("Bearer "))
-        assert by_caller.text() == by_token.text()
+        (together,) = await app.batch([app.request(tool, {"value": "x"}, caller=caller)])
+        assert by_caller.text() == by_token.text() == together.text()
         return by_caller.text()
 
     assert "translate x" in await provider("office.translate")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from interlock.api.rights import require, require_here, same_place
-from interlock.authority.identities import Identity
+from interlock.authority.identities import Identity, check
 from interlock.core.errors import Failure
+from interlock.core.threads import DISK
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -90,9 +91,11 @@ async def make_identity(parts: Parts, *, by: Caller, **facts: Any) -> Identity:
     from interlock.authority.keys import keep_private, make_private
 
     private = make_private("EdDSA")
-    did = make_did_key(private.public_key())
-    keep_private(parts.home.keys / "identities" / f"{did.rpartition(':')[2]}.pem", private)
-    return await parts.identities.register(Identity(did=did, **facts), by=by.acting)
+    made = Identity(did=make_did_key(private.public_key()), **facts)
+    check(made)  # before its key is stored
+    path = parts.home.keys / "identities" / f"{made.did.rpartition(':')[2]}.pem"
+    await DISK.run(keep_private, path, private)
+    return await parts.identities.register(made, by=by.acting)
 
 
 async def named_here(parts: Parts, name: str, kind: CallerKind) -> Identity:

@@ -297,6 +297,9 @@ class Interlock(Parts):
         """
         from interlock.gateway.batch import Batch, BatchPolicy
 
+        if self.settings.surface_excluded:
+            applied = self.tools.exclusions.applied
+            requests = [one if one.caller is None else replace(one, caller=applied(one.caller)) for one in requests]
         return await Batch(self.gateway, self.catalog, policy or BatchPolicy()).run(requests, interrupt)
 
     async def may_overlap(self, request: Request) -> bool | None:

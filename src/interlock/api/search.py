@@ -237,24 +237,24 @@ class Search:
             self._away = (now + _RETRY_S, str(away))
             return None, str(away)
         self._away = None
-        await self._vectors_for(await self._tools.of(caller, self._index, apps=apps))
+        await self._vectors_for(await self._tools.of(caller, self._index, apps=apps), asked.shape[1])
         return asked, None
 
     def _missing(self, surface: Surface) -> int:
         return 0 if self._embedder is None else len(self._index.without_vector(surface.mask))
 
-    async def _vectors_for(self, surface: Surface) -> None:
-        """See that tools get their vectors; wait for them if they are few."""
+    async def _vectors_for(self, surface: Surface, width: int) -> None:
+        """See that tools get their vectors, of `width` numbers; wait for them if they are few."""
         missing = self._index.without_vector(surface.mask)
         if not missing:
             return
         if self._embedding is None or self._embedding.done():
             tools = [(tool, surface.versions[tool]) for tool in missing if tool in surface]
-            self._embedding = self._parts.supervisor.spawn("vectors of tools", self._embed(tools))
+            self._embedding = self._parts.supervisor.spawn("vectors of tools", self._embed(tools, width))
         if len(missing) <= _FEW:
             await asyncio.wait({self._embedding}, timeout=_WAIT_S)
 
-    async def _embed(self, tools: Sequence[tuple[str, Version]]) -> None:
+    async def _embed(self, tools: Sequence[tuple[str, Version]], width: int) -> None:
         """See to the vectors of tools, stored or new ones. Stops where the encoder is away; a later search goes on."""
         from interlock.search.embedders import BATCH, Away
 
@@ -263,7 +263,7 @@ class Search:
         for start in range(0, len(tools), BATCH):
             some = tools[start : start + BATCH]
             texts = await DEFINITIONS.run(_texts_of_tools, some, await self._tools.server_texts(some))
-            missing = await self._place.missing([tool for tool, _ in some], texts)
+            missing = await self._place.missing([tool for tool, _ in some], texts, width)
             if missing:
                 new = [texts[place] for place in missing]
                 try:

@@ -33,8 +33,10 @@ _log = logging.getLogger("interlock.search")
 class VectorPlace(Protocol):
     """The place of the vectors that an encoder has made of tools."""
 
-    async def missing(self, tools: Sequence[str], texts: Sequence[str]) -> list[int]:
-        """Use the vectors that are there for tools with these texts; return the places of the others in the lists."""
+    async def missing(self, tools: Sequence[str], texts: Sequence[str], width: int) -> list[int]:
+        """Use the vectors of `width` numbers that are there for tools with these texts; return the places of the others
+        in the lists.
+        """
         ...
 
     async def put(self, tools: Sequence[str], texts: Sequence[str], vectors: Floats) -> None:
@@ -56,10 +58,10 @@ class InMemory:
         self._index = index
         self._cache = cache
 
-    async def missing(self, tools: Sequence[str], texts: Sequence[str]) -> list[int]:
-        return await DEFINITIONS.run(self._use, tools, texts)
+    async def missing(self, tools: Sequence[str], texts: Sequence[str], width: int) -> list[int]:
+        return await DEFINITIONS.run(self._use, tools, texts, width)
 
-    def _use(self, tools: Sequence[str], texts: Sequence[str]) -> list[int]:
+    def _use(self, tools: Sequence[str], texts: Sequence[str], width: int) -> list[int]:
         import numpy as np
 
         digests = [_digest(text) for text in texts]
@@ -68,7 +70,7 @@ class InMemory:
         missing: list[int] = []
         for place, (tool, digest) in enumerate(zip(tools, digests, strict=True)):
             vector = np.frombuffer(known.get(digest, b""), "<f2").astype(np.float32)
-            if len(vector) and np.isfinite(vector).all():
+            if len(vector) == width and np.isfinite(vector).all():
                 found[tool] = vector
             else:
                 missing.append(place)
@@ -100,9 +102,10 @@ class InStore:
         self._table = table
         self._model = model
 
-    async def missing(self, tools: Sequence[str], texts: Sequence[str]) -> list[int]:
+    async def missing(self, tools: Sequence[str], texts: Sequence[str], width: int) -> list[int]:
         digests = [_digest(text) for text in texts]
-        numbers = await self._parts.readers.read(partial(self._table.numbers, model=self._model, digests=digests))
+        look = partial(self._table.numbers, model=self._model, dimension=width, digests=digests)
+        numbers = await self._parts.readers.read(look)
         pairs = zip(tools, digests, strict=True)
         self._index.refer({tool: numbers[digest] for tool, digest in pairs if digest in numbers})
         return [place for place, digest in enumerate(digests) if digest not in numbers]
@@ -110,7 +113,7 @@ class InStore:
     async def put(self, tools: Sequence[str], texts: Sequence[str], vectors: Floats) -> None:
         rows = list(zip(map(_digest, texts), vectors.tolist(), strict=True))
         await self._parts.journal.commit(partial(self._table.put, model=self._model, rows=rows))
-        await self.missing(tools, texts)
+        await self.missing(tools, texts, vectors.shape[1])
 
     async def similar(self, mask: Mask, asked: Floats, most: int | None) -> Floats | None:
         import numpy as np

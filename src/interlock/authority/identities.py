@@ -12,7 +12,7 @@ that was delegated through it. Every change raises `identity_epoch`, so that eac
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import orjson
 
@@ -25,8 +25,9 @@ from interlock.store import identities as table
 if TYPE_CHECKING:
     from interlock.call.context import CallerKind
     from interlock.data.schema import Json
-    from interlock.store.port import Store, Transaction
+    from interlock.store.port import Store, Transaction, Unit
 
+T = TypeVar("T")
 KINDS: tuple[CallerKind, ...] = ("human", "agent", "service")
 
 
@@ -87,7 +88,7 @@ class LocalIdentities:
 
     async def register(self, identity: Identity, *, by: str) -> Identity:
         """Register an identity; E3004 if it is invalid, E3103 if the DID is known already."""
-        _check(identity)
+        check(identity)
 
         def unit(transaction: Transaction) -> Identity:
             if table.state(transaction, identity.did) is not None:
@@ -98,11 +99,11 @@ class LocalIdentities:
             _note(transaction, "identity.registered", identity, by)
             return identity
 
-        return await self._journal.commit(unit)
+        return await self._commit(unit)
 
     async def update(self, identity: Identity, *, by: str) -> Identity:
         """Change the statements about a registered identity; E3207 if it is unknown or revoked."""
-        _check(identity)
+        check(identity)
 
         def unit(transaction: Transaction) -> Identity:
             _active(transaction, identity.did)
@@ -110,7 +111,7 @@ class LocalIdentities:
             _note(transaction, "identity.updated", identity, by)
             return identity
 
-        return await self._journal.commit(unit)
+        return await self._commit(unit)
 
     async def revoke(self, did: str, *, reason: str, by: str) -> None:
         """Revoke an identity and every token that it holds or passed on, for good; E3207 if it is not known."""
@@ -119,7 +120,13 @@ class LocalIdentities:
             _active(transaction, did)
             void_identity(transaction, did, reason=reason, by=by)
 
-        await self._journal.commit(unit)
+        await self._commit(unit)
+
+    async def _commit(self, unit: Unit[T]) -> T:
+        """Commit a change, and let it count in this process before it is answered."""
+        done = await self._journal.commit(unit)
+        await self._journal.changes.look()
+        return done
 
 
 def void_identity(transaction: Transaction, did: str, *, reason: str, by: str) -> None:
@@ -136,7 +143,8 @@ def void(transaction: Transaction, kind: Literal["jti", "did", "key"], ref: str,
     tokens.revoke(transaction, kind, ref, at_ms=transaction.now_ms, by=by, reason=reason)
 
 
-def _check(identity: Identity) -> None:
+def check(identity: Identity) -> None:
+    """Refuse (E3004) an identity that cannot be registered."""
     faults = [fault for group in sorted(identity.groups) if (fault := scope_fault(group)) is not None]
     if not is_did(identity.did):
         faults.append(f"`{identity.did[:200]}` is not a DID, as in did:key:z6Mk…")
@@ -146,6 +154,8 @@ def _check(identity: Identity) -> None:
         faults.append("trust is a whole number from 0 to 100")
     if not identity.tenant or len(identity.name) > 200:
         faults.append("a tenant is needed, and a name has at most 200 characters")
+    if any(character < " " or "\x7f" <= character <= "\x9f" for character in identity.name + identity.tenant):
+        faults.append("names and tenants have no control characters")
     if faults:
         raise Failure("E3004", f"the identity cannot be registered: {'; '.join(faults)}")
 

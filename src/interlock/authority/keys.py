@@ -222,8 +222,8 @@ class IssuerKeys:
     def __init__(self, directory: Path, *, clock: Clock) -> None:
         self._directory = directory
         self._clock = clock
-        self._seen: tuple[str, ...] = ()
-        self._keys: tuple[SigningKey, ...] = ()
+        # The files that were read, and the keys in them. Both change at once: keys are also made on other threads.
+        self._read: tuple[tuple[str, ...], tuple[SigningKey, ...]] = (), ()
 
     def names(self) -> tuple[str, ...]:
         """The existing key files, oldest first. A changed answer means changed keys."""
@@ -237,10 +237,11 @@ class IssuerKeys:
     def all(self) -> tuple[SigningKey, ...]:
         """Every key that is not retired, oldest first; the last one signs."""
         names = self.names()
-        if names != self._seen:
-            self._keys = tuple(map(self.load, names))
-            self._seen = names
-        return self._keys
+        read, keys = self._read
+        if names != read:
+            keys = tuple(map(self.load, names))
+            self._read = names, keys
+        return keys
 
     def load(self, name: str) -> SigningKey:
         """Load the key of one of the files; E3804 if it is damaged, or if others can read it."""

@@ -28,6 +28,7 @@ person holds a token of one link. Nobody passes a token on to a person.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,6 +47,7 @@ from interlock.call.capability import Link, ToolGrant, is_did, is_jti, ranged, r
 from interlock.call.context import Caller
 from interlock.core.clock import Clock, iso, new_id
 from interlock.core.errors import Failure
+from interlock.core.threads import DISK
 from interlock.store import facts, records
 from interlock.store.port import Reader, Store, Transaction
 
@@ -77,6 +79,7 @@ class Tokens:
         self._issuer = issuer
         self._audience = audience
         self._max_ttl_s = max_ttl_s
+        self._making = asyncio.Lock()
         if is_did(issuer) or self._trusted.get(issuer) is not None:
             raise Failure("E3108", f"`{issuer}` cannot be our issuer's name: it is a DID or another issuer's")
         revocations = Revocations()
@@ -173,7 +176,7 @@ class Tokens:
         check_new(links, self._max_ttl_s)
         await self.verifier.identities(links)
         await self.check_signer()
-        key = self._keys.active()
+        key = self._keys.active() if self._keys.names() else await self._make_key(self._keys.active)
         leaf = links[-1]
         claims = {"iss": self._issuer, "aud": self._audience, "iat": leaf.not_before, **chain_claims(links)}
         if via:
@@ -278,11 +281,16 @@ class Tokens:
         _require(by)
         if first:
             await self.check_signer()
-        key = self._keys.init(algorithm or "RS256") if first else self._keys.rotate(algorithm)
+        make = partial(self._keys.init, algorithm or "RS256") if first else partial(self._keys.rotate, algorithm)
+        # A key that is made goes on record, even if nobody waits for it any more.
+        return await asyncio.shield(self._make_on_record(make, by))
+
+    async def _make_on_record(self, make: Callable[[], SigningKey], by: Caller) -> SigningKey:
+        key = await self._make_key(make)
 
         def unit(transaction: Transaction) -> None:
             body = records.plain(
-                "authority", key.kid, transaction.now_ms, act="key.made", by=by.id, algorithm=key.algorithm
+                "authority", key.kid, transaction.now_ms, act="key.made", by=by.acting, algorithm=key.algorithm
             )
             transaction.append("authority", key.kid, body)
             facts.put(transaction, SIGNED_BY, key.kid)
@@ -290,6 +298,12 @@ class Tokens:
         await self._journal.commit(unit)
         await self._changes.look()
         return key
+
+    async def _make_key(self, make: Callable[[], SigningKey]) -> SigningKey:
+        """Make a key on a thread: finding the primes of RSA takes up to a second. One after the other, as the first one
+        is made once."""
+        async with self._making:
+            return await DISK.run(make)
 
     async def retire_key(self, kid: str, *, reason: str, by: Caller) -> None:
         """Retire a key of ours that no longer signs; what it signed is void. Needs the scope `tokens:issue`."""
@@ -304,8 +318,8 @@ class Tokens:
             await self.rotate_key(by=by)
 
         def unit(transaction: Transaction) -> None:
-            void(transaction, "key", kid, reason=reason, by=by.id)
-            body = records.plain("authority", kid, transaction.now_ms, act="key.revoked", by=by.id, reason=reason)
+            void(transaction, "key", kid, reason=reason, by=by.acting)
+            body = records.plain("authority", kid, transaction.now_ms, act="key.revoked", by=by.acting, reason=reason)
             transaction.append("authority", kid, body)
 
         await self._journal.commit(unit)

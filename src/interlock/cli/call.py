@@ -209,6 +209,8 @@ async def call(
         # Refused like any call: as a result, and on record.
         refused = Request(tool=name, arguments={}, caller=None, door="cli")
         return await answer(app, out, await app.gateway.decline(refused, failure))
+    if app.settings.surface_excluded:
+        caller = app.tools.exclusions.applied(caller)
     request = Request(
         tool=name,
         version=spec or None,

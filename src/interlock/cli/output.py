@@ -101,6 +101,10 @@ class Output:
             text = orjson.dumps(document, default=_as_json, option=option)
         except TypeError:  # a whole number beyond 64 bits
             text = json.dumps(document, default=_as_json, indent=2 if people else None).encode()
+        if people:
+            from interlock.cli.terminal import clean_json
+
+            text = clean_json(text.decode()).encode()
         self.stdout.write(text + b"\n")
         self.stdout.flush()
 

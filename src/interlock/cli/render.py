@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from interlock.cli.terminal import Console, Text, cell_len
+from interlock.cli.terminal import Console, Text, cell_len, clean
 from interlock.core.expressions import expression
 from interlock.core.formatting import wait
 from interlock.data.canonical import encode
@@ -27,16 +27,6 @@ WIDTH = 80
 LEAST = 20
 
 GOOD, BAD, MAYBE, WAITS = Text("✓", "green"), Text("✗", "red"), Text("!", "yellow"), Text("…", "yellow")
-
-# Control characters and marks that reorder text: a tool's output must not be able to draw on its reader's terminal.
-_UNSAFE = expression("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-_IN_ONE_LINE = str.maketrans("\n\t", "  ")
-
-
-def clean(text: str) -> str:
-    """Text that is safe to show on a terminal, with what is not safe made visible."""
-    return _UNSAFE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
 
 
 def _breaks(text: str, width: int, margin: int) -> list[int]:
@@ -120,16 +110,15 @@ class Page:
         if not self.console.is_terminal or last.cell_len <= room:
             text.append_text(last).rstrip()
             self.console.print(text)
-        elif room < LEAST or (self.width < WIDTH and max(map(cell_len, last.plain.split())) > room):
+        elif room < LEAST or (self.width < WIDTH and max(map(cell_len, last.plain.split()), default=0) > room):
             text.rstrip()
             self.fold(text)
             self.fold(Text("    ").append_text(last), "    ")
         else:
             margin = " " * text.cell_len
-            lines = textwrap.wrap(last.plain, room, break_on_hyphens=False, break_long_words=False)
-            for number, line in enumerate(lines):
-                start = text if number == 0 else Text(margin)
-                self.console.print(start.append(line, last.style))
+            for number, line in enumerate(last.divide(_breaks(last.plain, room, 0))):
+                line.rstrip()
+                self.console.print((text if number == 0 else Text(margin)).append_text(line))
 
     def failure(self, failure: Failure, home: str = "") -> None:
         """One readable block: the code, what happened, what to do next."""
@@ -265,7 +254,7 @@ def _advice(failure: Failure, tool: str) -> str:
 
 
 def _styled(part: Cell, style: str = "") -> Text:
-    return part if isinstance(part, Text) else Text(clean(part).translate(_IN_ONE_LINE), style)
+    return (part if isinstance(part, Text) else Text(part, style)).in_one_line()
 
 
 def retry_words(failure: Failure) -> str:

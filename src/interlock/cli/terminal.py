@@ -1,6 +1,8 @@
 """Styled text, and the stream that it is written to: colours on a terminal, plain text elsewhere.
 
-Every command that shows a page loads this module, so it needs nothing but the standard library.
+Every command that shows a page loads this module, so it needs next to nothing but the standard library.
+
+INVARIANT: of what a text is made of, no control character but tabs and ends of lines reaches the stream.
 """
 
 from __future__ import annotations
@@ -11,13 +13,28 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import IO
 
+from interlock.core.expressions import expression
+
+# Control characters and marks that reorder text: a tool's output must not be able to draw on its reader's terminal.
+_UNSAFE = expression("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _CODES = {
     "bold": "1", "dim": "2", "italic": "3", "red": "31", "green": "32", "yellow": "33", "cyan": "36",
 }  # fmt: skip
 # Categories of characters that take no column: accents that are drawn over another character, and marks of direction.
 _NO_COLUMN = frozenset(("Mn", "Me", "Cf"))
+_IN_ONE_LINE = str.maketrans("\n\t", "  ")
 # The width of a terminal that does not know it.
 _COLUMNS = 80
+
+
+def clean(text: str) -> str:
+    """Text that is safe to show on a terminal, with what is not safe made visible."""
+    return text if text.isprintable() else _UNSAFE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
+
+
+def clean_json(text: str) -> str:
+    """The same of a JSON text: it means what it meant."""
+    return text if text.isprintable() else _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def cell_len(text: str) -> int:
@@ -39,7 +56,7 @@ class Text:
     __slots__ = ("_pieces", "style")
 
     def __init__(self, plain: str = "", style: str = "") -> None:
-        self._pieces: list[tuple[str, str]] = [(plain, style)] if plain else []
+        self._pieces: list[tuple[str, str]] = [(clean(plain), style)] if plain else []
         self.style = style
 
     @classmethod
@@ -62,12 +79,20 @@ class Text:
 
     def append(self, plain: str, style: str = "") -> Text:
         if plain:
-            self._pieces.append((plain, style))
+            self._pieces.append((clean(plain), style))
         return self
 
     def append_text(self, other: Text) -> Text:
         self._pieces += other._pieces
         return self
+
+    def in_one_line(self) -> Text:
+        """The text with spaces in place of tabs and ends of lines."""
+        if self.plain.isprintable():
+            return self
+        made = Text(style=self.style)
+        made._pieces = [(plain.translate(_IN_ONE_LINE), style) for plain, style in self._pieces]
+        return made
 
     def rstrip(self) -> None:
         """Remove white space at the end."""

@@ -46,22 +46,27 @@ class VectorTable(NamedTuple):
     type: str
     distance: str
 
-    def numbers(self, reader: Reader, model: str, digests: Sequence[bytes]) -> dict[bytes, int]:
+    def numbers(self, reader: Reader, model: str, dimension: int, digests: Sequence[bytes]) -> dict[bytes, int]:
         """The numbers of the rows that a model has for texts, by the digests of these."""
         rows = reader.all(
-            f"SELECT digest, number FROM {VECTORS_TABLE} WHERE model = ? AND digest = ANY(?)",  # noqa: S608 - constants
-            (model, list(digests)),
+            f"SELECT digest, number FROM {VECTORS_TABLE}"  # noqa: S608 - constants
+            " WHERE model = ? AND dimension = ? AND digest = ANY(?)",
+            (model, dimension, list(digests)),
         )
         return {bytes(digest): number for digest, number in rows}
 
     def put(self, transaction: Transaction, model: str, rows: Sequence[tuple[bytes, Sequence[float]]]) -> None:
-        """Store the vectors of texts by their digests. The oldest rows give way where all take too much room."""
+        """Store the vectors of texts by their digests, in place of those of another dimension.
+
+        The oldest rows give way where all take too much room.
+        """
         for digest, vector in rows:
             # Not a sequence: one transaction at a time writes, and a unit that is run again gives the same numbers.
             transaction.execute(
                 f"INSERT INTO {VECTORS_TABLE} (number, model, dimension, digest, vector)"  # noqa: S608 - constants
                 f" SELECT coalesce(max(number), 0) + 1, ?, ?, ?, CAST(? AS {self.type}) FROM {VECTORS_TABLE}"
-                " ON CONFLICT (model, digest) DO NOTHING",
+                " ON CONFLICT (model, digest) DO UPDATE SET dimension = excluded.dimension, vector = excluded.vector"
+                f" WHERE {VECTORS_TABLE}.dimension <> excluded.dimension",
                 (model, len(vector), digest, _text(vector)),
             )
         if rows:

@@ -22,6 +22,7 @@ from interlock.cli.command import (
     parse_span,
     refuse_token,
 )
+from interlock.cli.completion import tool_names
 from interlock.cli.tickets import (
     asker,
     concerns,
@@ -338,7 +339,7 @@ async def _grant_at_server(
 
 @approvals.command(short_help="Agree in advance to calls, within bounds.")
 @at_server(_grant_at_server)
-@click.argument("tool")
+@click.argument("tool", shell_complete=tool_names)
 @click.option(
     "--caller",
     required=True,

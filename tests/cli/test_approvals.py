@@ -523,6 +523,33 @@ def test_an_argument_may_be_any_text_beside_one_that_is_bounded(desk: Cli, cast:
     assert refused == ("E3004", "`cents` is not a text, so it cannot be any text")
 
 
+def test_an_argument_may_be_one_of_a_set_of_values(desk: Cli, cast: Cast) -> None:
+    (desk.home / "settings.toml").write_text("ask_all_writes = true\n")
+    agent = holding(desk, cast.agent)
+    words = ("approvals", "grant", "demo.post", "--caller", "research-7", "--uses", "5", "--expires", "1d")
+    accounts, amounts = (
+        ("--arg", "account=cash", "--arg", "account=savings"),
+        ("--arg", "cents=100", "--arg", "cents=250"),
+    )
+    given = desk.ask(*words, *accounts, *amounts)
+    assert given["arguments"] == {"account": {"enum": ["cash", "savings"]}, "cents": {"enum": [100, 250]}}
+    assert "account one of cash savings, cents one of 100 250" in desk("approvals", "standing").out
+    outcomes = {
+        (account, number): agent.call("demo.post", {"account": account, "cents": number}, "--key", f"{account}{number}")
+        for account, number in (("cash", 250), ("savings", 100), ("savings", 200), ("cash", 1))
+    }
+    waits = "awaiting_approval"
+    assert [one["status"] for one in outcomes.values()] == ["succeeded", "succeeded", waits, waits]
+    assert desk.ask("approvals", "standing")["standing"][0]["used"] == 2
+    explained = [
+        desk("policy", "explain", "research-7", "demo.post", json.dumps({"account": "savings", "cents": cents})).out
+        for cents in (100, 101)
+    ]
+    assert ["covers this call" in one for one in explained] == [True, False]
+    refused = desk(*words, "--arg", "account=ca*", "--arg", "account=savings", *amounts)
+    assert (refused.code, "for a set of values, and values have no * and ?" in refused.err) == (2, True)
+
+
 def test_a_text_has_no_bounds_of_a_number(desk: Cli) -> None:
     words = ("--caller", "research-7", "--where", "to<=3", "--arg", "account=cash", "--uses", "1", "--expires", "1d")
     refused = refusal(desk("approvals", "grant", "demo.mail_statement", *words, "--json"))

@@ -24,6 +24,7 @@ from interlock.audit.chain import verify
 from interlock.net.s3 import Account, Bucket, signed
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
+from tests import warm
 from tests.needs import missing
 from tests.support.cli import Cli, elsewhere, post
 from tests.support.retention import make_home, ms, stored
@@ -92,6 +93,11 @@ def test_a_backup_is_written_verified_listed_and_restored_by_one_command(cli: Cl
     assert made["backup"] == f"{place}/{listed['name']}"
     assert "until" in cli("archive", "list", place).out
 
+    code, shown = warm.at_terminal(("backup", "s3://backups/shown"), cli.environment, cli.path)
+    assert (code, "100 %  copying" in shown) == (0, True), shown
+    shown_at = str(cli.path / "shown")
+    code, shown = warm.at_terminal(("--home", shown_at, "restore", "s3://backups/shown"), cli.environment, cli.path)
+    assert (code, "100 %  reading" in shown, "100 %  copying" in shown) == (0, True, True), shown
     drilled = cli.ask("restore", place, "--drill")
     assert drilled["rows"]["reservation"] == 1
     for number, source in enumerate((place, made["backup"])):
@@ -322,6 +328,9 @@ async def test_records_are_in_the_archive_before_they_are_removed_and_come_back_
     assert returned == bodies
     again = cli("archive", "restore", f"{place}/{listed[0]['name']}", "--to", "records-0")
     assert "is there already" in again.err
+    words = ("archive", "restore", f"{place}/{listed[0]['name']}", "--to", "records-shown")
+    shown = await asyncio.to_thread(warm.at_terminal, words, cli.environment, cli.path)
+    assert (shown[0], "100 %  reading" in shown[1]) == (0, True), shown[1]
 
     async with archive_at(place) as found:
         bucket: Bucket = found._bucket  # pyright: ignore[reportPrivateUsage]

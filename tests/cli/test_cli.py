@@ -434,6 +434,8 @@ def test_a_tool_is_shown_with_its_contract(cli: Cli) -> None:
     assert document["tool"] == "demo.post"
     assert document["input_schema"]["required"] == ["account", "cents"]
     assert json.dumps(document).count("ledger account") == 1  # every fact once
+    assert not document["manifest"].keys() & {*document, "tool_id", "namespace", "timeout_class", "parameters"}
+    assert (document["timeout"]["class"], json.dumps(document).count("standard")) == ("standard", 1)
     assert document["digest"] in ended.out
     assert cli("tools", "show", "demo.pots").code == 1
     assert "did you mean" in cli("tools", "show", "demo.pots").err

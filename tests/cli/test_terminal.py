@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests import warm
 from tests.support.cli import Cli
+from tests.support.postgres import Server
+from tests.support.retention import make_home, ms
 
 NOTES = (sys.executable, "-m", "interlock.demo_server")
 
@@ -47,6 +50,26 @@ def test_a_migration_shows_how_far_its_backup_is_on_a_terminal(fresh: Cli) -> No
         moved = at_terminal(fresh, "migrate", way)
         assert "100 %  copying" in moved, moved
         assert ("undoing 0" if way == "down" else "migrating …") in moved
+
+
+def reaches_the_end(shown: str, words: str) -> bool:
+    """Whether a bar counts records up to the last one, such as `100 %  removed 9 of 9 records`."""
+    return re.search(rf"100 %  {words} ([1-9][\d,]*) of \1 records", shown) is not None
+
+
+async def test_export_and_removal_of_records_show_how_many_are_done_on_a_terminal(tmp_path: Path) -> None:
+    await make_home(tmp_path / "home", start_ms=ms(2015))
+    exported = at_terminal(Cli(tmp_path), "audit", "export", "--out", "journal.jsonl")
+    assert reaches_the_end(exported, "writing:"), exported
+    removed = at_terminal(Cli(tmp_path), "audit", "purge", "--yes")
+    assert reaches_the_end(removed, "removed"), removed
+
+
+async def test_copying_a_store_shows_how_far_it_is_on_a_terminal(tmp_path: Path, postgres_server: Server) -> None:
+    await make_home(tmp_path / "home", start_ms=ms(2015))
+    copied = at_terminal(Cli(tmp_path), "store", "copy", "--to", postgres_server.new_schema())
+    assert "100 %  copying" in copied, copied
+    assert "verifying: " in copied
 
 
 def test_progress_is_shown_neither_beside_json_nor_without_a_terminal(fresh: Cli) -> None:

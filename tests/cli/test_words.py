@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -143,7 +144,7 @@ def test_a_mistyped_command_is_answered_with_the_nearest_one(fresh: Cli) -> None
     assert shell().out == "plain,upstream\n"
 
 
-def test_the_shell_completes_the_names_of_tools(cli: Cli) -> None:
+def test_the_shell_completes_the_names_of_tools_and_upstreams(cli: Cli) -> None:
     def completed(words: str, *, more: str = "") -> list[str]:
         number = len(words.split()) - 1 + words.endswith(" ")
         said = {"_INTERLOCK_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(number)}
@@ -151,6 +152,11 @@ def test_the_shell_completes_the_names_of_tools(cli: Cli) -> None:
 
     assert completed("interlock call demo.b") == ["plain,demo.balance"]
     assert "plain,demo.post" in completed("interlock tools show ")
+    for words in ("approvals grant", "tools test", "tools recommend", "tools export"):
+        assert completed(f"interlock {words} demo.b") == ["plain,demo.balance"], words
+    assert cli("upstream", "add", "mcp", "notes", "--", sys.executable, "-m", "interlock.demo_server").code == 0
+    for words in ("show", "probe", "refresh", "accept", "remove"):
+        assert completed(f"interlock upstream {words} n") == ["plain,notes"], words
     assert completed("interlock call demo.b", more="http://127.0.0.1:9") == []
     assert completed(f"interlock --home {cli.path / 'other'} call demo.b") == []
     assert not (cli.path / "other").exists()

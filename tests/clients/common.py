@@ -11,6 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 PATIENCE_S = 300
+# A tool of the target that runs only as a task, with its arguments, and what clients hear who take no tasks.
+AS_TASK: tuple[str, dict[str, Any]] = ("jobs-greet-later", {"name": "ann"})
+ONLY_AS_TASK = "this tool runs only as a task"
 # The directory that clients name as their root.
 ROOT = "file:///home/ann"
 # The features, in the order of the table's columns.
@@ -32,9 +35,15 @@ class Report:
             self.worked.add(feature)
 
 
-def takes_tasks(client: object) -> bool:
-    """Whether a client has a means for tasks, by the names of what it offers. Once one has, its probe has to use it."""
-    return any("task" in name.lower() for name in dir(client) if not name.startswith("_"))
+async def task(call: Awaitable[Any]) -> bool:
+    """Whether a client followed the task that a call became, to its result. It is refused if it takes no tasks."""
+    try:
+        answer = str(await call)
+    except Exception as error:  # noqa: BLE001 - each client has its own type for what the server refuses
+        answer = str(error)
+    followed = "Hello, ann!" in answer
+    assert followed != (ONLY_AS_TASK in answer), answer
+    return followed
 
 
 async def cancelled(marker: str, call: Callable[[str], Awaitable[Any]]) -> None:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.clients.common import PATIENCE_S, Report, approved
+from tests.clients.common import AS_TASK, PATIENCE_S, Report, approved, task
 from tests.clients.target import Target
 from tests.upstreams.mcp_servers.real import (
     CACHE,
@@ -56,6 +56,12 @@ async def inspector(target: Target, wire: str) -> set[str]:
         assert said, complaint.decode()[-2000:]
         return json.loads(said)
 
+    async def as_task() -> str:
+        name, arguments = AS_TASK
+        given = [f"{key}={value}" for key, value in arguments.items()]
+        made = await ask("tools/call", "--tool-name", name, "--tool-arg", *given, "--protocol-era", "modern")
+        return json.dumps(made)
+
     def send(given: dict[str, Any]) -> Any:
         return ask("tools/call", "--tool-name", "probe-send", "--tool-arg", *(f"{key}={given[key]}" for key in given))
 
@@ -75,4 +81,5 @@ async def inspector(target: Target, wire: str) -> set[str]:
     (prompt,) = (await ask("prompts/list"))["prompts"]
     said = await ask("prompts/get", "--prompt-name", prompt["name"], "--prompt-args", "who=ann")
     report("prompts", said["messages"][0]["content"]["text"] == "greet ann")
+    report("tasks", await task(as_task()))
     return report.worked

@@ -12,7 +12,7 @@ from langchain_mcp_adapters.resources import load_mcp_resources
 from langchain_mcp_adapters.tools import load_mcp_tools
 from mcp.types import ElicitResult, ListRootsResult, Root
 
-from tests.clients.common import ROOT, Report, approved, cancelled, run
+from tests.clients.common import AS_TASK, ROOT, Report, approved, cancelled, run, task
 
 
 async def probe(target: dict[str, Any], wire: str) -> set[str]:
@@ -59,6 +59,8 @@ async def probe(target: dict[str, Any], wire: str) -> set[str]:
         report("resources", resource.as_string() == "a note")
         (said,) = await load_mcp_prompt(session, "asks-greet", arguments={"who": "ann"})
         report("prompts", said.content == "greet ann")
+        name, arguments = AS_TASK
+        report("tasks", await task(tools[name].ainvoke(arguments)))
     return report.worked
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from agents.mcp import MCPServerStdio, MCPServerStreamableHttp
 
-from tests.clients.common import PATIENCE_S, Report, approved, cancelled, run
+from tests.clients.common import AS_TASK, PATIENCE_S, Report, approved, cancelled, run, task
 
 
 async def probe(target: dict[str, Any], wire: str) -> set[str]:
@@ -34,6 +34,7 @@ async def probe(target: dict[str, Any], wire: str) -> set[str]:
         (prompt,) = (await server.list_prompts()).prompts
         said = (await server.get_prompt(prompt.name, {"who": "ann"})).messages[0].content
         report("prompts", said.text == "greet ann")
+        report("tasks", await task(server.call_tool(*AS_TASK)))
     return report.worked
 
 

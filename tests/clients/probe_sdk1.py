@@ -10,7 +10,7 @@ from mcp import ClientSession, StdioServerParameters, types
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamablehttp_client
 
-from tests.clients.common import ROOT, Report, approved, cancelled, run
+from tests.clients.common import AS_TASK, ROOT, Report, approved, cancelled, run, task
 
 
 async def probe(target: dict[str, Any], wire: str) -> set[str]:
@@ -63,6 +63,8 @@ async def probe(target: dict[str, Any], wire: str) -> set[str]:
         (prompt,) = (await client.list_prompts()).prompts
         said = (await client.get_prompt(prompt.name, {"who": "ann"})).messages[0].content
         report("prompts", said.text == "greet ann")
+        # Its experimental tasks are those of 2025-11-25, which have another form.
+        report("tasks", await task(client.call_tool(*AS_TASK)))
     return report.worked
 
 

@@ -15,8 +15,9 @@ import mcp_types as types
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.clients.common import PATIENCE_S, ROOT, Report, approved, cancelled, takes_tasks
+from tests.clients.common import AS_TASK, PATIENCE_S, ROOT, Report, approved, cancelled, task
 from tests.clients.target import Target
+from tests.support.task_extension import TasksExtension
 
 Probe = Callable[[Target, str], Awaitable[set[str]]]
 
@@ -37,7 +38,7 @@ async def _roots(context: Any) -> types.ListRootsResult:
 async def _sdk_client(target: Target, wire: str, mode: str) -> AsyncGenerator[Client]:
     options: Any = {
         "mode": mode, "read_timeout_seconds": PATIENCE_S, "elicitation_callback": _elicit, "sampling_callback": _sample,
-        "list_roots_callback": _roots,
+        "list_roots_callback": _roots, "extensions": [TasksExtension()],
     }  # fmt: skip
     if wire == "stdio":
         server = StdioServerParameters(command=target.command[0], args=target.command[1:])
@@ -62,7 +63,6 @@ def sdk(mode: str) -> Probe:
             heard.append(message)
 
         async with _sdk_client(target, wire, mode) as client:
-            report("tasks", takes_tasks(client))
             report("list", "probe-add" in {one.name for one in (await client.list_tools()).tools})
             added = await client.call_tool("probe-add", {"a": 1, "b": 2})
             report("call", _text(added.content) == '{"sum":3}' and not added.is_error)
@@ -82,6 +82,7 @@ def sdk(mode: str) -> Probe:
             (prompt,) = (await client.list_prompts()).prompts
             said = (await client.get_prompt(prompt.name, {"who": "ann"})).messages[0].content
             report("prompts", getattr(said, "text", "") == "greet ann")
+            report("tasks", await task(client.call_tool(*AS_TASK)))
         return report.worked
 
     return probe
@@ -122,12 +123,11 @@ def _handlers(heard: list[Any]) -> dict[str, Any]:
 
 
 async def fastmcp(target: Target, wire: str) -> set[str]:
-    """FastMCP's client."""
+    """FastMCP's client. It takes tasks if the package `fastmcp-tasks` has been imported."""
     from fastmcp.client import Client as FastMCPClient
 
     report, heard = Report(), list[Any]()
     async with FastMCPClient(_transport(target, wire), timeout=PATIENCE_S, **_handlers(heard)) as client:
-        report("tasks", takes_tasks(client))
         report("list", "probe-add" in {one.name for one in await client.list_tools()})
         added = await client.call_tool("probe-add", {"a": 1, "b": 2})
         report("call", _text(added.content) == '{"sum":3}')
@@ -147,12 +147,13 @@ async def fastmcp(target: Target, wire: str) -> set[str]:
         (prompt,) = await client.list_prompts()
         said = (await client.get_prompt(prompt.name, {"who": "ann"})).messages[0].content
         report("prompts", getattr(said, "text", "") == "greet ann")
+        report("tasks", await task(client.call_tool(*AS_TASK)))
     return report.worked
 
 
 async def pydantic_ai(target: Target, wire: str) -> set[str]:
-    """The toolset of pydantic-ai."""
-    from pydantic_ai.exceptions import ModelRetry, UserError
+    """The toolset of pydantic-ai. It takes tasks if the package `fastmcp-tasks` is installed."""
+    from pydantic_ai.exceptions import ModelRetry
     from pydantic_ai.mcp import MCPToolset
 
     report, heard = Report(), list[Any]()
@@ -161,10 +162,6 @@ async def pydantic_ai(target: Target, wire: str) -> set[str]:
         _transport(target, wire), read_timeout=PATIENCE_S, init_timeout=PATIENCE_S, **_handlers(heard)
     )
     async with toolset:
-        try:
-            report("tasks", await toolset.direct_call_tool("probe-add", {"a": 1, "b": 2}, use_task=True))
-        except (ImportError, UserError):
-            pass  # it needs a package of its own (fastmcp-tasks)
         report("list", "probe-add" in {one.name for one in await toolset.list_tools()})
         added = await toolset.direct_call_tool("probe-add", {"a": 1, "b": 2})
         report("call", added is not None)
@@ -185,6 +182,7 @@ async def pydantic_ai(target: Target, wire: str) -> set[str]:
         report("resources", await toolset.read_resource(resource.uri) == "a note")
         (prompt,) = await toolset.list_prompts()
         report("prompts", "greet ann" in str(await toolset.get_prompt(prompt.name, {"who": "ann"})))
+        report("tasks", await task(toolset.direct_call_tool(*AS_TASK)))
     return report.worked
 
 

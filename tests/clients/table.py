@@ -44,6 +44,8 @@ def _outside(module: str, name: str) -> Probe:
 
 # Clients that need another environment than the one of the tests.
 OUTSIDE: Mapping[str, Probe] = {
+    "FastMCP 4 with fastmcp-tasks": _outside("probe_fastmcp_tasks", "integrations"),
+    "pydantic-ai 2 with fastmcp-tasks": _outside("probe_pydantic_ai_tasks", "integrations"),
     "MCP SDK 1": _outside("probe_sdk1", "clients"),
     "langchain-mcp-adapters 0.3": _outside("probe_langchain", "clients"),
     "OpenAI Agents SDK": _outside("probe_openai_agents", "integrations"),

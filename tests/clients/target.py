@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 OVERLAY = {"defaults": {"mutation_class": "read_only"}} | {
     "tools": {one: {"examples": [{"who": "nobody"}]} for one in ("ask", "sample", "roots")}
 }
+ONLY_READS = {"tools": {"greet-later": {"mutation_class": "read_only", "examples": [{"name": "nobody"}]}}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ async def opened(folder: Path) -> AsyncGenerator[tuple[Interlock, Target]]:
             "protocol": "handshake",
         }
         await Upstreams(app, on_machine=True).add("asks", "mcp", config, by=app.caller, overlay=OVERLAY)
+        command = [*forked.python(), "-m", "tests.clients.tasks_upstream"]
+        relayed = {**config, "command": command, "protocol": "modern", "tasks": "relay"}
+        await Upstreams(app, on_machine=True).add("jobs", "mcp", relayed, by=app.caller, overlay=ONLY_READS)
         issued = await Tokens(app).issue(by=app.caller, agent="client", tools=["*"])
         async with serving(Service(app), Listening(port=0, ports={})) as server:
             command = [*forked.python(), "-m", "interlock.cli", "--home", str(home), "serve", "--stdio"]

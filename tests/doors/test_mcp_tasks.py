@@ -18,6 +18,7 @@ from interlock.api.service import Service
 from interlock.doors.mcp import McpDoor
 from tests.support.calls import admit, records, until, use_policy
 from tests.support.mcp import AGENT, OTHER, REVIEWER, Person, World, prepare, serving, text
+from tests.support.task_extension import TasksExtension
 from tests.upstreams.mcp_servers import jobs as jobs_server
 from tests.upstreams.mcp_servers.jobs import TASKS, TOOLS, Jobs
 
@@ -126,6 +127,18 @@ async def test_a_long_call_becomes_a_task_whose_result_is_asked_for_later(world:
         assert (await mine.get(task))["status"] == "completed"
     (closed,) = records(world.app, task["taskId"], "closed")
     assert closed["status"] == "SUCCESS"
+
+
+@DOOR
+async def test_the_client_of_the_sdk_follows_a_long_call_that_became_a_task(world: World) -> None:
+    """With an extension of its own: the SDK takes extensions, and brings none for tasks."""
+    RELEASED["a"], tasks = asyncio.Event(), TasksExtension()
+    async with world.client(MODERN, extensions=[tasks]) as sdk:
+        calling = asyncio.ensure_future(sdk.call_tool("slow-held", {"name": "a"}))
+        await until(lambda: "working" in tasks.seen)
+        RELEASED["a"].set()
+        assert (await calling).structured_content == {"result": "released a"}
+    assert tasks.seen[-1] == "completed"
 
 
 @DOOR

@@ -29,10 +29,13 @@ def test_the_libraries_call_governed_tools(tmp_path: Path):
     assert "7 passed" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["ask_openai", "ask_openai_responses", "ask_anthropic"])
-def test_a_loop_around_the_library_of_a_provider_takes_five_lines(name: str):
+@pytest.mark.parametrize(
+    "name", ["ask_openai", "ask_openai_responses", "ask_anthropic", "ask_langchain", "ask_agents", "ask_pydantic_ai"]
+)
+def test_governed_tools_take_five_lines_around_each_library(name: str):
     (block,) = [one for one in page.BLOCK.findall(page.PAGE.read_text()) if f"def {name}(" in one]
-    assert len(block.splitlines()) == 1 + 5, "the line of the function, and five"
+    function = block[block.index("async def") :]
+    assert len(function.splitlines()) <= 1 + 5, "the line of the function, and five"
 
 
 async def test_a_server_that_no_module_has_cannot_be_adopted(tmp_path: Path):

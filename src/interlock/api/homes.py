@@ -57,6 +57,13 @@ def tool_addresses(reader: Reader) -> list[str]:
     return sorted(tools.addresses(reader))
 
 
+def upstream_names(reader: Reader) -> list[str]:
+    """The names of the upstreams in a database, in order."""
+    from interlock.store import upstreams
+
+    return [one.name for one in upstreams.every(reader)]
+
+
 @contextmanager
 def reading(path: Path) -> Generator[Reader]:
     """The database in one read transaction, whether the data directory is in order or not."""

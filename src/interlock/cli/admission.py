@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import over_home
+from interlock.cli.completion import tool_names
 from interlock.cli.output import Output
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _reasons(offer: Json) -> list[tuple[str, str]]:
 
 
 @click.command(short_help="Run the contract tests of tools, and say how each went.")
-@click.argument("target")
+@click.argument("target", shell_complete=tool_names)
 @click.option("--live", is_flag=True, help="Run write tools for real, and keep the evidence for admission.")
 @over_home
 async def test(app: Interlock, out: Output, /, target: str, live: bool) -> int:

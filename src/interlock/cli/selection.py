@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from interlock.cli.command import acting, as_holder, at_server, over_home
+from interlock.cli.completion import tool_names
 from interlock.cli.output import Output
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ async def _recommend_at_server(server: Server, out: Output, /, tool: str | None)
 
 @click.command(short_help="Tools that are used together with one, or by others.")
 @at_server(_recommend_at_server)
-@click.argument("tool", required=False)
+@click.argument("tool", required=False, shell_complete=tool_names)
 @as_holder
 @over_home
 async def recommend(app: Interlock, out: Output, /, tool: str | None, token: str | None) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import acting, as_holder, at_rest, at_server, over_home, refuse_token
+from interlock.cli.completion import tool_names
 from interlock.cli.output import Output
 from interlock.cli.tickets import refusal
 from interlock.cli.values import parse_json, parse_span
@@ -90,7 +91,7 @@ async def _grant_at_server(
 
 @click.command(short_help="Agree in advance to calls, within bounds.")
 @at_server(_grant_at_server)
-@click.argument("tool")
+@click.argument("tool", shell_complete=tool_names)
 @click.option(
     "--caller",
     required=True,

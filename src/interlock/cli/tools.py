@@ -66,7 +66,7 @@ async def _pages(server: Server, path: str, **query: Any) -> list[Json]:
 
 @tools.command(short_help="Tools as OpenAI, Anthropic or Gemini take them.")
 @at_server(_export_at_server)
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=tool_names)
 @click.option(
     "--format", "provider", type=click.Choice(["openai-chat", "openai-responses", "anthropic", "gemini"]),
     required=True, help="The provider whose format to use.",
@@ -304,6 +304,16 @@ def _time(timeout: Json) -> str:
     return f"{words}; of {timeout['measured_calls']:,} calls 99 % took at most {timeout['measured_p99_ms']:,.0f} ms"
 
 
+def _key(manifest: Json) -> str:
+    """Where the idempotency key of a call comes from."""
+    if manifest["mutation_class"] == "read_only":
+        return "not needed"
+    return {
+        "request": "the client's own identity of the request",
+        "each": "not needed; every request is a new action, and nothing protects it from being sent again",
+    }.get((manifest.get("idempotency") or {}).get("key", "caller"), "the caller's own, needed")
+
+
 def _show_version(page: Page, document: Json) -> None:
     from interlock.cli.render import Text
 
@@ -325,7 +335,7 @@ def _show_version(page: Page, document: Json) -> None:
         *(("may change", f"{effect['operation']} {effect['resource']}") for effect in effects),
         ("can be", ", ".join(word for name, word in words.items() if manifest.get(name)) or "called"),
         ("time", _time(document["timeout"])),
-        ("key", "the caller's own, needed" if manifest["mutation_class"] != "read_only" else "not needed"),
+        ("key", _key(manifest)),
         ("needs", ", ".join(needs) or "nothing"),
         ("known pairs", str(document["known_pairs"] or "none: nothing says what it must answer")),
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import at_rest, at_server, looking, over_home
+from interlock.cli.completion import upstream_names
 from interlock.cli.output import Output
 from interlock.cli.upstream_add import LOOK_S, add, answer_report, counts, read_overlay, trying_out
 from interlock.cli.upstream_import import import_
@@ -106,7 +107,7 @@ def _show_at_rest(reader: Reader, out: Output, /, name: str) -> int | None:
 @upstream.command(short_help="One upstream, its breakers, tools and changes.")
 @at_server(_show_at_server)
 @at_rest(_show_at_rest)
-@click.argument("name")
+@click.argument("name", shell_complete=upstream_names)
 @looking
 async def show(app: Interlock, out: Output, /, name: str) -> int:
     """One upstream, its breakers and its tools; for a changed tool, the difference to when it was admitted.
@@ -170,7 +171,7 @@ async def _refresh_at_server(server: Server, out: Output, /, name: str, overlay:
 
 @upstream.command()
 @at_server(_refresh_at_server)
-@click.argument("name")
+@click.argument("name", shell_complete=upstream_names)
 @click.option("--overlay", type=_FILE, help="Replace the overlay: your statements about its tools.")
 @over_home
 async def refresh(app: Interlock, out: Output, /, name: str, overlay: Path | None) -> int:
@@ -196,7 +197,7 @@ async def _accept_at_server(
 
 @upstream.command(short_help="Accept changed definitions as new versions.")
 @at_server(_accept_at_server)
-@click.argument("name")
+@click.argument("name", shell_complete=upstream_names)
 @click.argument("tools", nargs=-1)
 @click.option("--reason", required=True, help="Why; it goes on record.")
 @click.option(
@@ -232,7 +233,7 @@ async def _probe_at_server(server: Server, out: Output, /, name: str) -> int:
 
 @upstream.command()
 @at_server(_probe_at_server)
-@click.argument("name")
+@click.argument("name", shell_complete=upstream_names)
 @over_home
 async def probe(app: Interlock, out: Output, /, name: str) -> int:
     """Check now whether it answers."""
@@ -256,7 +257,7 @@ async def _remove_at_server(server: Server, out: Output, /, name: str) -> int:
 
 @upstream.command()
 @at_server(_remove_at_server)
-@click.argument("name")
+@click.argument("name", shell_complete=upstream_names)
 @over_home
 async def remove(app: Interlock, out: Output, /, name: str) -> int:
     """Remove it. Its tools can no longer be called; their calls stay on record."""

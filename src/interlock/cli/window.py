@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import acting, as_holder, at_server, over_home
+from interlock.cli.completion import tool_names
 from interlock.cli.output import Output
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ async def _schema_at_server(server: Server, out: Output, /, tool: str, pointer: 
 
 @click.command(short_help="The input schema of a tool, or a part of it.")
 @at_server(_schema_at_server)
-@click.argument("tool")
+@click.argument("tool", shell_complete=tool_names)
 @click.argument("pointer", default="")
 @as_holder
 @over_home

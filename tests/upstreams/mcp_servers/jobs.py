@@ -99,7 +99,7 @@ class Jobs:
         return types.ListToolsResult(tools=listed)
 
     async def call(self, ctx: Any, params: types.CallToolRequestParams) -> Any:
-        given, takes_tasks = params.arguments or {}, _takes_tasks(ctx)
+        given, able = params.arguments or {}, takes_tasks(ctx)
         job = Job(f"job-{next(self._numbers)}")
         if params.name == "test_tool_with_task" and not params.input_responses:
             form = types.ElicitRequestFormParams(
@@ -111,11 +111,11 @@ class Jobs:
             (told,) = (params.input_responses or {}).values()
             content: Json = getattr(told, "content", None) or {}
             given = {"name": content.get("name")}
-        if params.name == "failing_job" and not takes_tasks:
+        if params.name == "failing_job" and not able:
             needed: Json = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
             raise MCPError(-32021, "failing_job is a task", needed)
         work = self._work(params.name, given, job)
-        if not takes_tasks or params.name in AT_ONCE:
+        if not able or params.name in AT_ONCE:
             try:
                 text, failed = await work, False
             except RuntimeError as error:
@@ -162,11 +162,11 @@ class Jobs:
         return job
 
     async def get(self, ctx: Any, params: TaskParams) -> Any:
-        assert _takes_tasks(ctx)
+        assert takes_tasks(ctx)
         return self._known(params).state()
 
     async def update(self, ctx: Any, params: TaskParams) -> Any:
-        assert _takes_tasks(ctx)
+        assert takes_tasks(ctx)
         job = self._known(params)
         for key, answer in params.input_responses.items():
             self.log.append(f"answered {key}")
@@ -174,7 +174,7 @@ class Jobs:
         return {}
 
     async def cancel(self, ctx: Any, params: TaskParams) -> Any:
-        assert _takes_tasks(ctx)
+        assert takes_tasks(ctx)
         job = self._known(params)
         assert job.work is not None
         if job.work.cancel():
@@ -182,7 +182,8 @@ class Jobs:
         return {}
 
 
-def _takes_tasks(ctx: Any) -> bool:
+def takes_tasks(ctx: Any) -> bool:
+    """Whether the client of a request takes a task for an answer."""
     params: Json = ctx.params or {}
     meta: Json = params.get("_meta") or {}
     able: Json = meta.get("io.modelcontextprotocol/clientCapabilities") or {}
@@ -206,11 +207,12 @@ def app(jobs: Jobs) -> Starlette:
     return server(jobs).streamable_http_app(stateless_http=False, json_response=False)
 
 
-async def _main() -> None:
-    one = server(Jobs())
+async def stdio(jobs: Jobs) -> None:
+    """Serve over stdin and stdout."""
+    one = server(jobs)
     async with stdio_server() as (incoming, outgoing):
         await one.run(incoming, outgoing, one.create_initialization_options())
 
 
 if __name__ == "__main__":
-    anyio.run(_main)
+    anyio.run(stdio, Jobs())

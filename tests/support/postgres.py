@@ -78,8 +78,8 @@ class Server:
         self._user: dict[str, Any] = {}
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
-            os.chown(self.place, nobody.pw_uid, nobody.pw_gid)
             self._user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            self.give(self.place)
         if base is None:
             self.run("initdb", "-D", self._data, "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8")
         else:
@@ -90,6 +90,11 @@ class Server:
     @property
     def address(self) -> str:
         return f"postgresql://postgres@/postgres?host={self.place}"
+
+    def give(self, place: Path) -> None:
+        """Make the user of the server the owner of a directory."""
+        if self._user:
+            os.chown(place, self._user["user"], self._user["group"])
 
     def start(self) -> None:
         options = " ".join(("-k", str(self.place), *(f"-c {shlex.quote(one)}" for one in self._options)))

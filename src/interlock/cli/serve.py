@@ -139,6 +139,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
     )
     ended = _on_signals()
     async with Interlock.open(out.session.path, resume_approved=True) as app:
+        app.end_with_lease()
         clear_credentials(app.settings)
         configure(app.settings.log_format, app.settings.log_level, redact=lambda text: safe_log(app.redactor, text))
         await _prepare(app, given)
@@ -235,6 +236,7 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
     token = os.environ.get(TOKEN)
     ended = _on_signals()
     async with Interlock.open(out.session.path, resume_approved=True) as app:
+        app.end_with_lease()
         clear_credentials(app.settings)
         configure(app.settings.log_format, app.settings.log_level, redact=lambda text: safe_log(app.redactor, text))
         # Stdout is the client's from the first byte, also while modules with tools are loaded.

@@ -1,4 +1,4 @@
-"""A PostgreSQL server whose disk is full: no write runs without its record, and all goes on when there is room again."""
+"""A PostgreSQL server whose disk is full: no write runs without its record, and all goes on when there is room."""
 
 from __future__ import annotations
 

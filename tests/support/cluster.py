@@ -94,9 +94,7 @@ def run(cli: Cli, release: Sequence[str], *words: str) -> Ended:
         return Ended(process.wait(), out.decode(), err.decode())
 
 
-def prepare(
-    clis: Sequence[Cli], tools: Path, granted: str, settings: str = "", release: Sequence[str] = ()
-) -> str:
+def prepare(clis: Sequence[Cli], tools: Path, granted: str, settings: str = "", release: Sequence[str] = ()) -> str:
     """Make data directories that share a store, with the same settings and tools. Returns a token for those tools."""
     first = clis[0]
     first.home.mkdir(parents=True)

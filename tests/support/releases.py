@@ -42,7 +42,9 @@ def newest(place: Path) -> Release | None:
     if not name:
         return None
     source = unpack(name, place)
-    found = re.search(r'^SCHEMA_HEAD = "(\d+)"', (source / "interlock/store/schema_version.py").read_text(), re.M)
+    found = re.search(
+        r'^SCHEMA_HEAD = "(\d+)"', (source / "interlock/store/schema_version.py").read_text(), re.MULTILINE
+    )
     assert found is not None
     return Release(name, ("-c", _PROGRAM.format(source=str(source))), found[1])
 

@@ -27,8 +27,9 @@ dead when it has not renewed its lease: it believes its own locks only while it 
 (`sure`), and asks the board otherwise, which refuses a process that was taken for dead.
 
 INVARIANT: two calls whose locks conflict, neither of which called the other, never hold them at the same time. A call
-whose process was taken for dead holds nothing any more: it cannot settle, and is `unknown`. Before that, tools under
-locks are stopped (`HeldLocks.expire`); a server in which one goes on, or that is stopped itself, is ended by its kernel.
+whose process was taken for dead holds nothing any more: it cannot settle, and is `unknown`. Before that, calls whose
+tools work under locks are stopped (`HeldLocks.expire`). A server in which such a tool goes on, or that is stopped
+itself, is ended by its kernel.
 """
 
 from __future__ import annotations

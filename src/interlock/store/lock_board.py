@@ -101,7 +101,7 @@ class Board(ABC):
         """Whether that will be uncertain in a moment, unless the store answers."""
         return False
 
-    def guard(self, working: bool) -> None:
+    def guard(self, working: bool) -> None:  # noqa: B027 - only leases run out
         """Note whether a tool works under locks of this process: then it must end with the right to them."""
 
     @abstractmethod

@@ -1,9 +1,9 @@
 """A timer of the kernel that ends this process when others may take its locks, unless the process sets it anew.
 
 A process that is stopped, or that runs a tool in a thread that nobody can stop, cannot end that tool by itself. The
-kernel can: SIGKILL also ends a process that is stopped (SIGSTOP, a debugger, a frozen container), before it runs another
-instruction. The clock of the timer counts the sleep of the machine. A virtual machine that is paused together with its
-clock is not covered: its kernel does not run either.
+kernel can: SIGKILL also ends a process that is stopped (SIGSTOP, a debugger, a frozen container), before it runs
+another instruction. The clock of the timer counts the sleep of the machine. A virtual machine that is paused together
+with its clock is not covered: its kernel does not run either.
 """
 
 from __future__ import annotations

@@ -51,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """What tests start must hear Ctrl-C also where the tests themselves run in the background, and do not."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--server") == "wheel":
+        os.environ[postgres.WHEEL] = "1"
     if config.getoption("--changed"):
         found = changed.changed_files()
         config.option.touched = None if found is None else changed.touched(found)
@@ -66,6 +68,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=tiers.TIERS, help="run the tests of one tier")
     parser.addoption("--changed", action="store_true", help="run the tests that a change since main can touch")
     parser.addoption("--store", choices=("sqlite", "postgres"), default="sqlite", help="the database of stores")
+    parser.addoption(
+        "--server",
+        choices=("installed", "wheel"),
+        default="installed",
+        help="PostgreSQL installed, or 16 of a wheel",
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

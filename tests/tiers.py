@@ -59,7 +59,7 @@ TIER_OF: dict[str, Tier] = {
 BEHAVIOUR = tuple(
     f"tests/{name}"
     for name in (
-        "approvals", "audit", "authority", "doors", "effects", "gateway", "registry", "resilience", "selection",
+        "approvals", "audit", "authority", "cli", "doors", "effects", "gateway", "registry", "resilience", "selection",
         "service", "surfaces", "window",
     )
 )  # fmt: skip

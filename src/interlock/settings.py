@@ -25,7 +25,7 @@ from interlock.core.errors import Failure
 from interlock.data import addresses
 from interlock.data.bounds import MOST_REQUEST_VALUES
 from interlock.data.documents import Malformed, read_json
-from interlock.privacy.configured import inline_secrets
+from interlock.privacy.configured import addresses_that_are_secrets, inline_secrets
 
 
 def _known_endpoint(name: Any) -> Any:
@@ -610,7 +610,8 @@ def nearest(name: str, names: Iterable[str], alike: float = 0.6) -> str | None:
 
 def credential_faults(values: Mapping[str, Any]) -> list[tuple[tuple[int | str, ...], str]]:
     """The places of values that hold a credential themselves, and what to do about each."""
-    found = inline_secrets({name: one for name, one in values.items() if name not in _EXPRESSIONS})
+    found = [*inline_secrets({name: one for name, one in values.items() if name not in _EXPRESSIONS})]
+    found += [place for place in addresses_that_are_secrets(values.get("channels")) if place not in found]
     return [(loc, f"`{'.'.join(map(str, loc))}` holds a credential; {_KEEP_APART}") for loc in found]
 
 

@@ -16,7 +16,7 @@ from interlock.privacy.configured import masked
 from interlock.settings import Settings, effective_settings, load_settings, variable
 from tests.support.cli import Cli
 
-OPEN = "numbers of parts that are not built; an address of a chat service that is a credential as a whole"
+OPEN = "numbers of parts that are not built"
 
 # A text for each variable whose type does not tell one. The others are changed by their type.
 TEXTS = {
@@ -147,6 +147,14 @@ def test_defaults_are_the_numbers_of_the_requirements(tmp_path: Path) -> None:
             "[[channels]]\nname = 'a'\nurl = 'mailtos://me:hunter2@b.org'\n",
             "line 3: `channels.0.url` holds a credential",
         ),
+        (
+            "[[channels]]\nname = 'a'\nurl = 'slack://T1JJ3T3L2/A1BRTD4JD/hunter2'\n",
+            "line 3: `channels.0.url` holds a credential",
+        ),
+        (
+            "[[channels]]\nname = 'a'\nurl = 'https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/hunter2'\n",
+            "line 3: `channels.0.url` holds a credential",
+        ),
         ("[vault_issued]\ndb = 'ghp_hunter2hunter2'\n", "line 2: `vault_issued.db` holds a credential"),
     ],
 )
@@ -168,6 +176,8 @@ async def test_a_setting_that_cannot_be_used_stops_the_start_with_its_place(
     [
         "store = 'postgresql://interlock@db.example.com/interlock?sslmode=require&passfile=/etc/pgpass'\n",
         "[[channels]]\nname = 'a'\nurl = 'mailtos://me:{secret}@b.org'\nsecret = 'mail'\n",
+        "[[channels]]\nname = 'a'\nurl = 'https://hooks.slack.com/services/T1/A1/{secret}'\nsecret = 'chat'\n",
+        "[[channels]]\nname = 'a'\nurl = 'mailto://relay.b.org?to=desk@b.org'\n",
         "selection_model = 'openai:m@https://models.example.com'\nselection_model_secret = 'models'\n",
         "[[redact_patterns]]\nname = 'key'\npattern = 'sk-live-[a-z0-9]{20}'\n",
         "vault_token_file = '/run/secrets/vault'\n",
@@ -188,7 +198,8 @@ CHANNELS = """
 payload_days = 30
 [[channels]]
 name = "chat"
-url = "slack://T1JJ3T3L2/A1BRTD4JD/hunter2"
+url = "slack://T1JJ3T3L2/A1BRTD4JD/{secret}"
+secret = "chat"
 [[channels]]
 name = "desk"
 webhook = "https://desk.example.com/hunter2"

@@ -8,7 +8,8 @@ call is asked for once more, and then:
 - a call that was refused has no effect (`refused with an effect`);
 - a call that is neither acknowledged nor refused is one that `interlock calls reconcile` lists (`unreported`), and it
   lists no other (`wrongly reported`);
-- acknowledged calls that lock one account were never inside together (`overlapping`);
+- calls that lock one account were never inside together (`overlapping`), whether they were acknowledged or not; in the
+  short form, which takes leases away before they run out, that holds for acknowledged calls;
 - no more was paid than the budget allows (`overspent`);
 - every node gets the messages of Redis again (`without Redis`);
 - every call has an answer in the end (`unsettled`);
@@ -250,7 +251,7 @@ async def run(place: Path, *, calls: int, kills: int, seed: int, minutes: float 
             await callers.close()
             (place / "history").write_text("\n".join(nodes.history))
         found = Found(seed, len(callers.sent), nodes.happened, unanswered=callers.unanswered, history=nodes.history)
-        await _judge(nodes, callers, budget, found)
+        await _judge(nodes, callers, budget, found, short)
         if not found.kept:
             await asyncio.to_thread(nodes.nodes[0].cli, "audit", "export", "--out", str(place / "journal.jsonl"))
         found.seconds = time.monotonic() - began
@@ -288,7 +289,7 @@ async def _strike(nodes: Fleet, callers: Callers, seed: int, kills: int, until: 
         node.set_clock(0)
 
 
-async def _judge(nodes: Fleet, callers: Callers, budget: int, found: Found) -> None:
+async def _judge(nodes: Fleet, callers: Callers, budget: int, found: Found, short: bool) -> None:
     sent = callers.sent
     clis = [node.cli for node in nodes.nodes]
     listed: Any = await asyncio.to_thread(clis[0].ask, "calls", "reconcile")
@@ -310,7 +311,7 @@ async def _judge(nodes: Fleet, callers: Callers, budget: int, found: Found) -> N
         "refused with an effect": [f"{name}: {told}" for name, told in refused.items() if effects[name]],
         "unreported": sorted(unknown - reported),
         "wrongly reported": sorted(reported - unknown),
-        "overlapping": _overlapping(nodes.lines("turns"), acknowledged),
+        "overlapping": _overlapping(nodes.lines("turns"), acknowledged if short else None),
         "overspent": paid[budget:],
         "without Redis": await _without_redis(nodes),
         "unsettled": sorted(callers.open),
@@ -331,12 +332,12 @@ async def _without_redis(nodes: Fleet) -> list[str]:
     return list(missing)
 
 
-def _overlapping(turns: list[str], acknowledged: set[str]) -> list[str]:
-    """Acknowledged calls that were alone with an account while another one was."""
+def _overlapping(turns: list[str], among: set[str] | None) -> list[str]:
+    """Calls that were alone with an account while another one was."""
     found: list[str] = []
     ended: dict[str, int] = {}
     for account, name, began_ns, ended_ns in sorted((line.split() for line in turns), key=lambda turn: int(turn[2])):
-        if name in acknowledged:
+        if among is None or name in among:
             if int(began_ns) < ended.get(account, 0):
                 found.append(name)
             ended[account] = max(ended.get(account, 0), int(ended_ns))

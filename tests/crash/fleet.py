@@ -150,7 +150,8 @@ class Fleet:
                 await asyncio.to_thread(self._lease_over, node)
             finally:
                 self.note(f"node {node.number} goes on")
-                node.signal(signal.SIGCONT)
+                with suppress(ProcessLookupError):  # its kernel has ended it, because a tool had locks
+                    node.signal(signal.SIGCONT)
             await self._pause(1.0)
             await asyncio.to_thread(node.end)
             await node.start_again()

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from interlock.store.schema_version import SCHEMA_HEAD
-from tests import warm
+from tests.support import releases
 from tests.support.balancer import balancing
-from tests.support.cluster import Cluster, Load, load
+from tests.support.cluster import Cluster, Load, load, run
 from tests.support.next_release import NEXT, program, write_migrations
 from tests.support.postgres import Server
 from tests.thorough import THOROUGH
@@ -22,8 +22,14 @@ NODES = 3
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, postgres_server: Server) -> Generator[Cluster]:
-    made = Cluster(tmp_path, postgres_server.new_schema(), NODES)
+def release(tmp_path: Path) -> releases.Release:
+    """The newest release; until there is one, this program is what will be released."""
+    return releases.newest(tmp_path / "release") or releases.Release("this", (), SCHEMA_HEAD)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, postgres_server: Server, release: releases.Release) -> Generator[Cluster]:
+    made = Cluster(tmp_path, postgres_server.new_schema(), NODES, release.words)
     yield made
     made.close()
 
@@ -42,17 +48,18 @@ def nothing_failed(cluster: Cluster, told: Load) -> None:
 @pytest.mark.part_of("OPS-11", rest="manifests are validated and not applied to a cluster")
 @pytest.mark.proves("OPS-08")
 async def test_servers_are_upgraded_and_set_back_one_by_one_without_a_failed_call(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, release: releases.Release, tmp_path: Path
 ) -> None:
-    newer = program(write_migrations(tmp_path / "next"))
-    nodes = [cluster.start(number) for number in range(NODES)]
+    """From a release to this program with one migration more, and back."""
+    newer = program(write_migrations(tmp_path / "next", release.schema))
+    nodes = [cluster.start(number, release.words) for number in range(NODES)]
     done: list[str] = []
     async with balancing(*(node.port for node in nodes)) as balancer:
         if THOROUGH:
             async with load(cluster, balancer.port, "restart") as told:
-                nodes = [await cluster.replace(balancer, node) for node in nodes]
+                nodes = [await cluster.replace(balancer, node, release.words) for node in nodes]
             nothing_failed(cluster, told)
-        assert await schema(cluster) == SCHEMA_HEAD
+        assert await schema(cluster) == release.schema
 
         async with load(cluster, balancer.port, "upgrade") as told:
             nodes[0] = await cluster.replace(balancer, nodes[0], newer)
@@ -63,14 +70,14 @@ async def test_servers_are_upgraded_and_set_back_one_by_one_without_a_failed_cal
         done += told.done
 
         async with load(cluster, balancer.port, "back") as told:
-            nodes = [await cluster.replace(balancer, node) for node in nodes]
+            nodes = [await cluster.replace(balancer, node, release.words) for node in nodes]
         nothing_failed(cluster, told)
         done += told.done
 
         # All servers are of the release before; the newer one undoes its migration under them.
         async with load(cluster, balancer.port, "down") as told:
-            code, _, err = await asyncio.to_thread(run, cluster, newer, "migrate", "down")
-            assert code == 0, err
+            undone = await asyncio.to_thread(run, cluster.clis[0], newer, "migrate", "down")
+            assert undone.code == 0, undone.err
             assert await schema(cluster) == SCHEMA_HEAD
         nothing_failed(cluster, told)
 
@@ -83,10 +90,3 @@ async def test_servers_are_upgraded_and_set_back_one_by_one_without_a_failed_cal
         assert set(cluster.entries().values()) == {1}
         verified = await asyncio.to_thread(cluster.clis[0], "audit", "verify")
         assert verified.code == 0, verified.out
-
-
-def run(cluster: Cluster, release: tuple[str, str], *words: str) -> tuple[int, str, str]:
-    cli = cluster.clis[0]
-    with warm.start((*release, *words), cli.environment, cli.path, python=True) as process:
-        out, err = process.communicate(300)
-        return process.wait(), out.decode(), err.decode()

@@ -141,14 +141,14 @@ async def nodes(home: Path, count: int = 2) -> AsyncGenerator[list[Interlock]]:
             await one.close()
 
 
-@pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
+@pytest.mark.proves("EFFECT-06")
 async def test_of_two_writes_to_sqlite_at_once_one_at_least_succeeds_and_the_other_may_conflict(
     tmp_path: Path, sqlite: Documents
 ) -> None:
     await race_on(tmp_path / "home", "sqlite", sqlite)
 
 
-@pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
+@pytest.mark.proves("EFFECT-06")
 async def test_of_two_writes_to_postgres_at_once_one_at_least_succeeds_and_the_other_may_conflict(
     tmp_path: Path, postgres: Documents
 ) -> None:
@@ -181,7 +181,7 @@ async def race_on(home: Path, shelf: str, documents: Documents) -> None:
             await asyncio.gather(*(race(here, number) for number in range(start, start + AT_ONCE)))
 
 
-@pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
+@pytest.mark.proves("EFFECT-06")
 async def test_a_stale_version_is_a_conflict_and_a_missing_document_a_failed_precondition(
     tmp_path: Path, sqlite: Documents
 ) -> None:

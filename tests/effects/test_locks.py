@@ -208,7 +208,7 @@ class Floor:
         self.done += 1
 
 
-@pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
+@pytest.mark.proves("EFFECT-06")
 @given(JOBS)
 def test_overlapping_calls_never_interleave_and_all_of_them_end(jobs: list[Job]) -> None:
     async def scene(path: Path) -> None:
@@ -224,7 +224,7 @@ def test_overlapping_calls_never_interleave_and_all_of_them_end(jobs: list[Job])
         asyncio.run(scene(Path(path)))
 
 
-@pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
+@pytest.mark.proves("EFFECT-06")
 @settings(
     max_examples=10,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -408,7 +408,7 @@ def start(home: Path, store: str | None, instance: str, *arguments: str) -> subp
     return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
-@pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
+@pytest.mark.proves("EFFECT-06")
 def test_real_processes_are_never_inside_together(tmp_path: Path, store: str | None) -> None:
     home, marker = tmp_path / "home", tmp_path / "inside"
     Home(home).prepare()

@@ -675,7 +675,7 @@ async def test_what_cannot_be_undone_is_always_asked_for_and_recorded_with_who_a
         assert (await app.call("demo.increment", name="a", key="1")).pending
 
 
-@pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
+@pytest.mark.proves("EFFECT-06")
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), min_size=2, max_size=12))
 async def test_calls_that_change_the_same_never_meet_and_all_finish(
@@ -688,7 +688,7 @@ async def test_calls_that_change_the_same_never_meet_and_all_finish(
         assert all(result.ok for result in results)
 
 
-@pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
+@pytest.mark.proves("EFFECT-06")
 async def test_calls_that_change_different_things_run_side_by_side(tmp_path: Path) -> None:
     world.__init__()
     async with opened(tmp_path / "home") as app:

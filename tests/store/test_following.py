@@ -24,7 +24,7 @@ FORBID = '@id("no-balance")\nforbid (principal, action == Action::"demo.balance"
 
 @pytest.mark.part_of(
     "OPS-06",
-    rest="numbers of parts that are not built; an address of a chat service that is a credential as a whole",
+    rest="numbers of parts that are not built",
 )
 async def test_a_machine_that_follows_decides_by_a_policy_that_another_pushed(
     tmp_path: Path, postgres_server: Server

@@ -28,7 +28,8 @@ from interlock.store.postgres.server_time import ServerTime
 from interlock.testing import FakeClock
 from tests import sample
 from tests.support import skewed
-from tests.support.cluster import NOT_COPIED
+from tests.support.cli import Cli
+from tests.support.cluster import NOT_COPIED, run
 from tests.support.postgres import Server
 
 AHEAD, BEHIND = 6.0, -6.0
@@ -181,6 +182,41 @@ async def test_doctor_names_a_machine_whose_clock_is_not_that_of_the_server(
     found = told()
     assert found.status == "attention"
     assert found.what.endswith(f" {how} the clock of the database server")
+
+
+WRONG = """
+import sys
+import time
+
+right, shift_ns = time.time_ns, round(float({hours}) * 3600e9)
+time.time_ns = lambda: right() + shift_ns
+time.time = lambda: time.time_ns() / 1e9
+import interlock.cli
+sys.argv[0] = "interlock"
+interlock.cli.main()
+"""
+
+
+@pytest.mark.parametrize("hours", [AHEAD, BEHIND])
+async def test_the_command_line_counts_back_from_the_time_of_the_server(make_place: Any, hours: float) -> None:
+    place = await make_place()
+    async with Interlock.open(place.homes[0], store=place.address, housekeeping=False) as app:
+        app.catalog.attach(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="k")).ok
+        await app.secrets.set("mail", "hunter2", by="local:ben", expires_ms=app.clock.now_ms() + 3 * HOUR_S * 1000)
+    cli = Cli(place.homes[0].parent, {"INTERLOCK_HOME": str(place.homes[0]), "INTERLOCK_STORE": place.address})
+
+    def ask(*words: str) -> str:
+        ended = run(cli, ("-c", WRONG.format(hours=hours)), *words)
+        assert ended.code == 0, ended.err
+        return ended.out
+
+    for command in (("list",), ("top", "--by", "calls")):
+        shown = await asyncio.to_thread(ask, "calls", *command, "--since", "2h", "--json")
+        assert "demo.increment" in shown
+        ended = await asyncio.to_thread(ask, "calls", *command, "--until", "2h", "--json")
+        assert "demo.increment" not in ended
+    assert "expired" not in await asyncio.to_thread(ask, "secrets", "list")
 
 
 def test_a_slow_reading_of_the_servers_clock_moves_nothing_and_one_that_contradicts_does() -> None:

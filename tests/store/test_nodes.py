@@ -45,7 +45,7 @@ NODES = 3
 PAID = 10
 LIMIT = 10
 
-SETTINGS_LEFT = "numbers of parts that are not built; an address of a chat service that is a credential as a whole"
+SETTINGS_LEFT = "numbers of parts that are not built"
 BOTH = (
     "tests outside `BEHAVIOUR` of tests/tiers.py, such as those of the command line, on PostgreSQL; version 16 with"
     " pgvector, as tests run on the version that is installed"
@@ -365,7 +365,7 @@ async def test_the_same_input_has_the_same_hash_on_every_node(nodes: Nodes) -> N
     assert [one["inputHash"] for one in found] == [hashlib.sha256('{"name":"naïve 😀"}'.encode()).hexdigest()] * NODES
 
 
-@pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
+@pytest.mark.proves("EFFECT-06")
 async def test_calls_of_several_nodes_are_never_inside_together(nodes: Nodes) -> None:
     count = 30 if THOROUGH else 10
     async with client() as web:
@@ -377,7 +377,7 @@ async def test_calls_of_several_nodes_are_never_inside_together(nodes: Nodes) ->
     assert len(nodes.lines("entered")) == sum(status == 200 for status, _ in answers) > 0
 
 
-@pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
+@pytest.mark.proves("EFFECT-06")
 async def test_of_two_writes_by_two_nodes_one_at_least_succeeds_and_the_other_may_conflict(nodes: Nodes) -> None:
     async def race(web: httpx.AsyncClient, number: int) -> None:
         name = f"doc-{number}"

@@ -57,7 +57,7 @@ async def add(a: Number, b: Number = 5) -> int:
 '''
 Whole = Annotated[int, Field(description="a whole number", examples=[1])]
 BODY = b'{"kind":"test","call":"x"}'
-SETTINGS_LEFT = "numbers of parts that are not built; an address of a chat service that is a credential as a whole"
+SETTINGS_LEFT = "numbers of parts that are not built"
 
 
 @pytest.fixture

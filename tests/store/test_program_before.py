@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Generator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -18,10 +16,9 @@ from interlock.audit.chain import verify
 from interlock.store import migration, schema_status
 from interlock.store.homes import home_at
 from interlock.store.schema_version import SCHEMA_HEAD
-from tests.needs import missing
+from tests.support import releases
 from tests.support.postgres import Server
 
-ROOT = Path(__file__).parents[2]
 HERE = str(Path(interlock.__file__).parents[1])
 
 PROGRAM = """
@@ -92,17 +89,9 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> str:
     (newest,) = versions.glob(f"{SCHEMA_HEAD}_*.py")
     found = subprocess.run(
         ["git", "log", "-1", "--format=%H", "--diff-filter=A", "--", str(newest)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        cwd=releases.ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    packed = subprocess.run(
-        ["git", "archive", f"{found.stdout.strip()}^", "src"], cwd=ROOT, capture_output=True, check=False
-    )
-    if packed.returncode != 0 or not found.stdout.strip():
-        missing("the history of the repository is not here")
-    place = tmp_path_factory.mktemp("before")
-    with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
-        archive.extractall(place, filter="data")
-    return str(place / "src")
+    return str(releases.unpack(f"{found.stdout.strip()}^", tmp_path_factory.mktemp("before")))
 
 
 @pytest.mark.proves("OPS-08")

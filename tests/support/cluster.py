@@ -19,7 +19,7 @@ import httpx
 
 from tests import warm
 from tests.support.balancer import Balancer
-from tests.support.cli import Cli
+from tests.support.cli import Cli, Ended
 from tests.thorough import THOROUGH
 
 NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")
@@ -85,14 +85,23 @@ post.compensate(lambda name: None)
 '''
 
 
-def prepare(clis: Sequence[Cli], tools: Path, granted: str, settings: str = "") -> str:
+def run(cli: Cli, release: Sequence[str], *words: str) -> Ended:
+    """Run a command of a release on a data directory; of this program without one."""
+    if not release:
+        return cli(*words)
+    with warm.start((*release, *words), cli.environment, cli.path, python=True) as process:
+        out, err = process.communicate(_PATIENCE_S)
+        return Ended(process.wait(), out.decode(), err.decode())
+
+
+def prepare(clis: Sequence[Cli], tools: Path, granted: str, settings: str = "", release: Sequence[str] = ()) -> str:
     """Make data directories that share a store, with the same settings and tools. Returns a token for those tools."""
     first = clis[0]
     first.home.mkdir(parents=True)
     (first.home / "settings.toml").write_text(settings)
-    added = first("tools", "add", str(tools))
+    added = run(first, release, "tools", "add", str(tools))
     assert added.code == 0, added.err
-    issued = first("token", "issue", "--agent", "tester", "--tool", granted, "--ttl", "8h")
+    issued = run(first, release, "token", "issue", "--agent", "tester", "--tool", granted, "--ttl", "8h")
     assert issued.code == 0, issued.err
     for other in clis[1:]:
         shutil.copytree(first.home, other.home, ignore=NOT_COPIED)
@@ -165,11 +174,11 @@ class Node:
 class Cluster:
     """Servers that can be replaced one by one. `release` is the words that run a command of a release."""
 
-    def __init__(self, place: Path, address: str, count: int) -> None:
+    def __init__(self, place: Path, address: str, count: int, release: Sequence[str] = ()) -> None:
         self.place = place
         (place / "cluster_tools.py").write_text(TOOLS.format(place=str(place)))
         self.clis = [Cli(place / str(number), {"INTERLOCK_STORE": address}) for number in range(count)]
-        token = prepare(self.clis, place / "cluster_tools.py", "cluster.*")
+        token = prepare(self.clis, place / "cluster_tools.py", "cluster.*", release=release)
         self.bearer = {"authorization": f"Bearer {token}"}
         self._stack = ExitStack()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,3 +23,18 @@ def full_disk(home: Path, largest: int | None = None) -> Generator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
+
+
+@contextmanager
+def small_disk(place: Path, mebibytes: int) -> Generator[None]:
+    """A directory is a file system of its own meanwhile, in memory, which is soon full. Only root may make one."""
+    import pytest
+
+    size = f"size={mebibytes}m"
+    made = subprocess.run(("mount", "-t", "tmpfs", "-o", size, "tmpfs", place), capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(("umount", "--lazy", place), check=True)

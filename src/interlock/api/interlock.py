@@ -110,6 +110,14 @@ class Interlock(Parts):
         """
         return Opening(cls, home, clock or Clock(), store_clock or clock or Clock(), caller, registry, settings)
 
+    def end_with_lease(self) -> None:
+        """Have the kernel end this process if others could take the locks under which a tool of it still works.
+
+        `interlock serve` does so. It matters on PostgreSQL alone, and needs Linux. Something must start the program
+        again.
+        """
+        self.instance.end_with_lease()
+
     def act_as(self, caller: Caller) -> None:
         """Make another caller the default, where none is named."""
         self.authority.act_as(caller)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
@@ -54,15 +55,15 @@ def _availability(origin: str, available: set[str]) -> str:
     return "AVAILABLE" if not origin.startswith("upstream:") or origin in available else "UNAVAILABLE"
 
 
-def version_at_rest(reader: Reader, name: str, spec: str | None) -> Version:
+def version_at_rest(reader: Reader, path: Path, name: str, spec: str | None) -> Version:
     """The same as `any_version`, of a data directory that is not open. No function of a tool is loaded."""
-    from pathlib import Path
-
     from interlock.core.clock import Clock
     from interlock.registry.catalog import Catalog
     from interlock.store.at_rest import StoreAtRest, at_once
+    from interlock.store.homes import home_at
 
-    catalog = Catalog(cast("Store", StoreAtRest(reader)), Clock(), Path(os.devnull))
+    now_ms = home_at(path).now_ms(reader)
+    catalog = Catalog(cast("Store", StoreAtRest(reader)), Clock(now_ms=lambda: now_ms), Path(os.devnull))
     return at_once(any_version(catalog, name, spec))
 
 
@@ -110,8 +111,8 @@ def contract_document(version: Version, availability: str, latencies: Latencies)
     }
 
 
-# Parts of a manifest that have a place of their own beside it. The input schema is there as callers may use it; the name
-# is `tool`, and the timeout class is one of the time limits.
+# Parts of a manifest that have a place of their own beside it. The input schema is there as callers may use it; the
+# name is `tool`, and the timeout class is one of the time limits.
 BESIDE_MANIFEST = frozenset({
     "tool_id", "namespace", "version", "parameters", "result_schema", "known_pairs", "timeout_class",
 })  # fmt: skip

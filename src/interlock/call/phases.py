@@ -298,7 +298,8 @@ class Call(Trail):
         return self.tool is not None and self.deadline < self.started + self.tool.contract.timeout.default_s
 
 
-Why = Literal["timeout", "canceled", "sibling", "discarded", "fallback"]
+# `expired`: its locks may soon be those of others, because the store does not answer.
+Why = Literal["timeout", "canceled", "sibling", "discarded", "fallback", "expired"]
 # Reasons that a caller may give for ending a call.
 Reason = Literal["interruption", "discard", "fallback"]
 REASONS: Mapping[Reason, Why] = {"interruption": "canceled", "discard": "discarded", "fallback": "fallback"}
@@ -316,6 +317,8 @@ class Traced(Protocol):
 
 class HeldResources(Protocol):
     """Resources that a call holds exclusively until it releases them."""
+
+    def rest(self) -> None: ...
 
     def release(self) -> None: ...
 

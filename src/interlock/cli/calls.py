@@ -55,6 +55,24 @@ def _narrowed(command: Any) -> Any:
     return command
 
 
+class _Ago(str):
+    """A time that was given as a span before now, by the clock of this machine. The store may have a better clock."""
+
+    __slots__ = ("ago_ms",)
+    ago_ms: int
+
+    def at_store(self, reader: Reader, out: Output) -> str:
+        from interlock.api.homes import home_at
+        from interlock.core.clock import iso
+
+        return iso(home_at(out.session.path).now_ms(reader) - self.ago_ms)
+
+
+def _by_store(reader: Reader, out: Output, value: str | None) -> str | None:
+    """A time for a search in a store: a span before now is one before the store's time."""
+    return value.at_store(reader, out) if isinstance(value, _Ago) else value
+
+
 def _moment(_: click.Context, option: click.Parameter, value: str | None) -> str | None:
     """A time, or how long ago it was, as records write times."""
     if value is None:
@@ -67,7 +85,10 @@ def _moment(_: click.Context, option: click.Parameter, value: str | None) -> str
     seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(value[-1:])
     try:
         if seconds is not None and value[:-1].isdecimal():
-            return iso(int((time.time() - int(value[:-1]) * seconds) * 1000))
+            ago_ms = int(value[:-1]) * seconds * 1000
+            ago = _Ago(iso(int(time.time() * 1000) - ago_ms))
+            ago.ago_ms = ago_ms
+            return ago
         return iso(round(datetime.fromisoformat(value).timestamp() * 1000))
     except (ValueError, OverflowError):
         words = "is a time as in 2026-07-01T12:00:00Z, or how long ago: 30m, 2h, 7d"
@@ -129,6 +150,7 @@ def running(reader: Reader, out: Output, /, before: int | None, limit: int, **wa
 def _list(reader: Reader, out: Output, before: int | None, limit: int, wanted: dict[str, str | None]) -> int:
     from interlock.api.listing import Wanted, every_call
 
+    wanted = {name: _by_store(reader, out, one) for name, one in wanted.items()}
     documents, place = every_call(reader, Wanted(**wanted), before=before, limit=limit)
     return _answer_list(out, documents, place, asked=before is not None or any(wanted.values()))
 
@@ -198,11 +220,11 @@ def top(reader: Reader, out: Output, /, lead: Lead, since: str | None, until: st
     interlock calls top
     interlock calls top --by cost --since 7d
     """
-    import time
-
+    from interlock.api.homes import home_at
     from interlock.api.listing import top_of_all
 
-    now_ms = time.time_ns() // 1_000_000
+    since, until = (_by_store(reader, out, one) for one in (since, until))
+    now_ms = home_at(out.session.path).now_ms(reader)
     return _answer_top(out, lead, top_of_all(reader, lead, now_ms=now_ms, since=since, until=until, limit=limit))
 
 

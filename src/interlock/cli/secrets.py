@@ -92,12 +92,11 @@ async def set_(app: Interlock, out: Output, /, name: str, value: str, slot: str,
 
 
 def _list_at_rest(reader: Reader, out: Output, /) -> int | None:
-    import time
-
     from interlock.api.at_rest import credentials
+    from interlock.api.homes import home_at
 
     found = credentials(reader, out.session.path)
-    return None if found is None else _answer_list(out, found, time.time_ns() // 1_000_000)
+    return None if found is None else _answer_list(out, found, home_at(out.session.path).now_ms(reader))
 
 
 @secrets.command(name="list", short_help="Which credentials there are, never their values.")

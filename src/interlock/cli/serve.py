@@ -155,6 +155,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
     )
     ended = _on_signals()
     async with Interlock.open(out.session.path, resume_approved=True) as app:
+        app.end_with_lease()
         prepare_server(app)
         await _prepare(app, given)
         app.warm_up()
@@ -248,6 +249,7 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
     token = os.environ.get(TOKEN)
     ended = _on_signals()
     async with Interlock.open(out.session.path, resume_approved=True) as app:
+        app.end_with_lease()
         prepare_server(app)
         # Stdout is the client's from the first byte, also while modules with tools are loaded.
         with Output(as_json=True, session=out.session).reserved():

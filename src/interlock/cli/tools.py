@@ -242,7 +242,8 @@ def _show_at_rest(reader: Reader, out: Output, /, tool: str, standard: bool) -> 
     from interlock.api.tool_listing import contract_at_rest, version_at_rest
 
     name, at, spec = tool.partition("@")
-    return _answer_version(out, contract_at_rest(reader, version_at_rest(reader, name, spec if at else None)))
+    version = version_at_rest(reader, out.session.path, name, spec if at else None)
+    return _answer_version(out, contract_at_rest(reader, version))
 
 
 @tools.command(short_help="The contract of a version, and its state.")
@@ -383,7 +384,7 @@ def _diff_at_rest(reader: Reader, out: Output, /, tool: str, old: str, new: str)
     from interlock.api.tool_listing import version_at_rest
     from interlock.api.tools import compare_versions
 
-    before, after = [version_at_rest(reader, tool, f"={version}") for version in (old, new)]
+    before, after = [version_at_rest(reader, out.session.path, tool, f"={version}") for version in (old, new)]
     return _answer_diff(out, compare_versions(before, after))
 
 

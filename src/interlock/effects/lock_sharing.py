@@ -34,6 +34,10 @@ class Ticket(Claim, Protocol):
 
     granted: bool
 
+    def expire(self) -> None:
+        """Stop what works under these locks: others may soon take them."""
+        ...
+
 
 # many methods: steps of one protocol, each of which the class below takes in another way
 class Sharing:
@@ -73,6 +77,9 @@ class Sharing:
         """Take a ticket off the board that is not among the tickets any more."""
         if ticket.number is not None and not self.alone and not self._closed:
             self._publish()
+
+    def works(self, ticket: Ticket, working: bool) -> None:
+        """Note whether a tool works under the locks of a ticket. The kernel frees the locks of a process that ends."""
 
     def close(self) -> None:
         """Leave the board. Locks still held stay on it, and count until the process's sign of life is gone."""
@@ -161,6 +168,8 @@ class RemoteSharing(Sharing):
         # Whether the board may say something else than the tickets, though nobody asks.
         self._outdated = False
         self._reported = False
+        # Tickets under whose locks a tool works, which therefore must not be lost.
+        self._working: set[Ticket] = set()
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -187,6 +196,25 @@ class RemoteSharing(Sharing):
     def dropped(self, ticket: Ticket) -> None:
         if not self.alone and (ticket.number is not None or self._under_way):
             self._publish()
+
+    def works(self, ticket: Ticket, working: bool) -> None:
+        """Note whether a tool works under the locks of a ticket. As long as one does, the process ends with its lease.
+
+        INVARIANT: no tool works under locks that another process may have.
+        """
+        had = bool(self._working)
+        if working:
+            self._working.add(ticket)
+        else:
+            self._working.discard(ticket)
+        if bool(self._working) != had:
+            self._board.guard(working)
+
+    def _look(self) -> None:
+        if self._working and self._board.expiring():
+            for ticket in list(self._working):
+                ticket.expire()
+        super()._look()
 
     def close(self) -> None:
         """Let go of the board. The lease of this process ends next, and with it all that the board says of it."""

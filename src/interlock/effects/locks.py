@@ -27,15 +27,16 @@ dead when it has not renewed its lease: it believes its own locks only while it 
 (`sure`), and asks the board otherwise, which refuses a process that was taken for dead.
 
 INVARIANT: two calls whose locks conflict, neither of which called the other, never hold them at the same time. A call
-whose process was taken for dead holds nothing any more: it cannot settle, and is `unknown`. Its tool may be at work
-nevertheless, if the process was only stopped or cut off.
+whose process was taken for dead holds nothing any more: it cannot settle, and is `unknown`. Before that, calls whose
+tools work under locks are stopped (`HeldLocks.expire`). A server in which such a tool goes on, or that is stopped
+itself, is ended by its kernel.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 from typing import Literal
@@ -159,6 +160,8 @@ class HeldLocks:
     held: bool = False
     released: bool = False
     number: int | None = None
+    # Stops the call, when its locks may soon be those of others.
+    on_expiry: Callable[[], None] | None = None
 
     @property
     def nested(self) -> bool:
@@ -171,6 +174,16 @@ class HeldLocks:
         while above is not None and above is not other:
             above = above.above
         return above is not None
+
+    def rest(self) -> None:
+        """Note that nothing works under these locks any more. They are held until the outcome is on record."""
+        if not self.released and self.locks is not None:
+            self.locks.works(self, working=False)
+
+    def expire(self) -> None:
+        """Stop the call that has these locks: others may soon take them."""
+        if self.on_expiry is not None:
+            self.on_expiry()
 
     def release(self) -> None:
         """Release the locks and let the next calls go. Repeating it has no effect."""
@@ -224,6 +237,7 @@ class Locks:
         sharing = self._sharing
         if ticket.granted and sharing.alone and (self._near or sharing.decides):
             ticket.held = True
+            self.works(ticket, working=True)
             return ticket
         try:
             if not ticket.granted:
@@ -232,7 +246,13 @@ class Locks:
         except BaseException:
             ticket.release()
             raise
+        self.works(ticket, working=True)
         return ticket
+
+    def works(self, ticket: HeldLocks, *, working: bool) -> None:
+        """Note whether the tool of a call works under its locks."""
+        if not self._near and ticket.reaches:
+            self._sharing.works(ticket, working)
 
     # Within the process
 
@@ -299,6 +319,7 @@ class Locks:
                 del self._table[where]
                 del self._order[bisect_left(self._order, where)]
                 self._stems.discard(where)
+        self.works(ticket, working=False)
         del self._tickets[ticket]
         if self._calls.get(ticket.call) is ticket:
             del self._calls[ticket.call]

@@ -84,8 +84,17 @@ class Execution:
                 return replay
         if tool.credentials and call.more.lease is None:
             await self._credentials.lend_to(granted)
-        if tool.writes or self._locks.needed(granted):
-            await self._locks.hold(granted)
+        if not tool.writes and not self._locks.needed(granted):
+            return await self._start(granted)
+        await self._locks.hold(granted)
+        try:
+            return await self._start(granted)
+        finally:
+            self._locks.rest(call)
+
+    async def _start(self, granted: Granted) -> Ran:
+        """Run the tool of a call that has all it needs: its key, its credentials and its locks."""
+        call, tool = granted, granted.tool
         undo = call.request.operation == "compensate"
         wanted = tool.bound.undo_takes_context if undo else tool.bound.takes_context
         wanted = wanted and (tool.writes or self._runner.uses_context(tool))

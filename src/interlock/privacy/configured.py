@@ -23,6 +23,13 @@ _QUERY: Final = expression(r"[?&](?:\w*password|passwd|secret|token|api_?key)=[^
 # A member that the model does not know may be anything; by such a name it is a credential.
 _NAMED: Final = expression(r"(?:password|secret|token|credentials?|key)\Z", re.IGNORECASE)
 
+# Services of apprise whose addresses name a server, a person or a topic. Those of all others, such as Slack, are
+# credentials by themselves: whoever knows the address may send.
+_NO_CREDENTIAL: Final = frozenset((
+    "mailto", "mailtos", "json", "jsons", "xml", "xmls", "form", "forms", "ntfy", "ntfys", "mqtt", "mqtts", "syslog",
+    "rsyslog", "dbus", "gnome", "macosx", "windows",
+))  # fmt: skip
+
 
 def inline_secrets(value: Any, place: tuple[int | str, ...] = ()) -> Iterator[tuple[int | str, ...]]:
     """The places of texts that hold a credential themselves, instead of the name of one."""
@@ -35,6 +42,16 @@ def inline_secrets(value: Any, place: tuple[int | str, ...] = ()) -> Iterator[tu
     elif isinstance(value, list):
         for at, one in enumerate(cast("list[Any]", value)):
             yield from inline_secrets(one, (*place, at))
+
+
+def addresses_that_are_secrets(channels: Any) -> Iterator[tuple[int | str, ...]]:
+    """The places of channels' addresses that are credentials, and do not say where a stored one belongs."""
+    for at, channel in enumerate(cast("list[Any]", channels) if isinstance(channels, list) else ()):
+        url: Any = cast("dict[str, Any]", channel).get("url") if isinstance(channel, dict) else None
+        if isinstance(url, str) and "{secret}" not in url:
+            service, colon, _ = url.partition("://")
+            if colon and service.lower() not in _NO_CREDENTIAL:
+                yield "channels", at, "url"
 
 
 def masked(value: Any) -> Any:

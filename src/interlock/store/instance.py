@@ -48,6 +48,9 @@ class Instance:
         """Whether the process that wrote this owner id still lives."""
         return owner == self.id or self.home.runs(owner)
 
+    def end_with_lease(self) -> None:
+        """End this process when others may take it for dead. The kernel knows who lives, so nobody here does that."""
+
     def report(self, document: dict[str, Any]) -> None:
         """Write how this process is into its sign of life, for others on this home to read: `Home.signs_of_life`."""
         try:

@@ -99,6 +99,13 @@ class Board(ABC):
         """Whether this process is certainly not taken for dead."""
         return True
 
+    def expiring(self) -> bool:
+        """Whether that will be uncertain in a moment, unless the store answers."""
+        return False
+
+    def guard(self, working: bool) -> None:  # noqa: B027 - only leases run out
+        """Note whether a tool works under locks of this process: then it must end with the right to them."""
+
     @abstractmethod
     def close(self) -> None:
         """Let go of the board. Entries of this process stay until it does not live any more."""

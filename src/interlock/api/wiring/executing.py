@@ -103,7 +103,7 @@ class Executing:
                 outputs=outputs,
                 unrecorded=unrecorded,
             ),
-            locks=ResourceLocks(outside.locks, self.audit, clock, failure_log),
+            locks=ResourceLocks(outside.locks, self.audit, self.cancellation, clock, failure_log),
             contexts=self.contexts,
             runner=self.runner,
             previews=self.previews,

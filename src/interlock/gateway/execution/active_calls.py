@@ -33,6 +33,7 @@ _CODE: dict[Why, tuple[str, str]] = {
     "canceled": ("E3703", "was cancelled"),
     "sibling": ("E3412", "was cancelled because a sibling failed"),
     "discarded": ("E3703", "was discarded by its caller"),
+    "expired": ("E3402", "was stopped, because the store does not answer and others may soon take its locks"),
     "fallback": ("E3413", "was discarded because its caller fell back on another answer"),
 }
 

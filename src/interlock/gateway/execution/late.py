@@ -62,6 +62,8 @@ class LateOutcomes:
             await asyncio.wait(self._settling)
 
     def _settle(self, granted: Granted, done: Unfinished) -> None:
+        if granted.more.held is not None:
+            granted.more.held.rest()
         task = asyncio.ensure_future(self._record(granted, done))
         self._settling.add(task)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from interlock.call.phases import Call, Granted, Requested
 from interlock.contract.effects import expected
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.effects.locks import LockRequest, Locks, check_preconditions
+from interlock.gateway.execution.cancellation import Cancellation
 from interlock.gateway.execution.effect_audit import EffectAudit
 from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.handlers import consult
@@ -18,9 +20,12 @@ from interlock.gateway.persistence.sessions import session_id
 class ResourceLocks:
     """Locks the resources that calls change, observe or depend on."""
 
-    def __init__(self, locks: Locks, audit: EffectAudit, clock: Clock, failure_log: FailureLog) -> None:
+    def __init__(
+        self, locks: Locks, audit: EffectAudit, cancellation: Cancellation, clock: Clock, failure_log: FailureLog
+    ) -> None:
         self._locks = locks
         self._audit = audit
+        self._cancellation = cancellation
         self._clock = clock
         self._failure_log = failure_log
 
@@ -41,9 +46,20 @@ class ResourceLocks:
         preconditions = tool.contract.manifest.preconditions
         stated = expected(preconditions, granted.input) if preconditions else ()
         requests += [LockRequest(resource, "read") for resource, _ in stated]
-        call.more.held = await self._locks.hold(call.id, requests, granted.deadline, call.request.parent)
+        call.more.held = held = await self._locks.hold(call.id, requests, granted.deadline, call.request.parent)
+        if requests:
+            held.on_expiry = partial(self._cancellation.stop, call.id, "expired")
         if stated and call.request.operation == "invoke":
-            await self._check_preconditions(granted, stated)
+            try:
+                await self._check_preconditions(granted, stated)
+            except BaseException:
+                held.rest()
+                raise
+
+    def rest(self, call: Call) -> None:
+        """Note that the tool of a call has ended. Its locks are held until its outcome is on record."""
+        if call.more.held is not None and not call.more.runs_on:
+            call.more.held.rest()
 
     def close(self) -> None:
         """Release all locks of this process."""

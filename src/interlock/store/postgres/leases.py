@@ -5,6 +5,9 @@ clock of the database. A process that asks about one whose time has passed remov
 then on `interlock_begin` refuses every transaction of that process: the id of a process is used once, so it is its
 fencing token. So a process that was only slow cannot write over what others made of its calls.
 
+Fencing the store does not stop a tool. So a server (`end_with_lease`) is ended by the kernel at the moment from which
+others may take its locks, while a tool works under them (`fence`).
+
 With its lease a process tells how it is, and which files its data directory has (`store.node_files`).
 """
 
@@ -20,6 +23,7 @@ import orjson
 from interlock.store.connection import StoreError
 from interlock.store.failures import store_failure
 from interlock.store.node_files import describe
+from interlock.store.postgres import fence
 from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.schema import LEASE_MS
 from interlock.store.schema_version import SCHEMA_HEAD
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 RENEW_EVERY_S = 3.0
 # A process is sure of its lease until so long before it runs out: clocks do not go equally fast.
 MARGIN_S = 2.0
+# So long before that, tools that work under locks are stopped, so that the process need not end for them.
+ENDING_S = 2.0
 # How long a process that was found to live is not asked about again.
 BELIEVED_S = 0.5
 _MOST_DEAD = 1000
@@ -66,6 +72,10 @@ class Lease:
         self._dead: dict[str, None] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        # The timer that ends this process with its lease, if it is to; and whether a tool works under its locks.
+        self._fence: fence.Fence | None = None
+        self._guards = False
+        self._fencing = threading.Lock()
         self._connection = PostgresConnection(address)
         try:
             self._renew(anew=True)
@@ -103,6 +113,22 @@ class Lease:
         """Whether nobody can have taken this process for dead. Needs no server, and counts the sleep of the machine."""
         return _now() < self._sure_until
 
+    def expiring(self) -> bool:
+        """Whether this process will not be sure of its lease any more in a moment, unless it is renewed."""
+        return _now() >= self._sure_until - ENDING_S
+
+    def end_with_lease(self) -> None:
+        """Have the kernel end this process when its lease may have run out while a tool works under its locks."""
+        if fence.possible():
+            self._fence = fence.Fence()
+
+    def guard(self, working: bool) -> None:
+        """Note whether a tool works under locks of this process."""
+        if self._fence is not None:
+            with self._fencing:
+                self._guards = working
+                self._fence.end_at(self._sure_until if working else 0.0)
+
     def report(self, document: dict[str, Any]) -> None:
         """Tell others on this store how this process is, with the next renewal."""
         self._reported = {**document, "schema": self._reported["schema"]}
@@ -115,6 +141,10 @@ class Lease:
             self._connection.execute("DELETE FROM instance WHERE id = ?", (self.id,))
         self._connection.close()
         self._holds("")
+        with self._fencing:
+            if self._fence is not None:
+                self._fence.close()
+                self._fence = None
 
     def _keep(self) -> None:
         while not self.lost and not self._ended.wait(RENEW_EVERY_S):
@@ -133,7 +163,10 @@ class Lease:
         report = orjson.dumps({**self._reported, **description, "restart": restart})
         began = _now()
         if self._ask(statement, self.id, report, "t" if anew else "f", self._place()):
-            self._sure_until = began + LEASE_MS / 1000 - MARGIN_S
+            with self._fencing:
+                self._sure_until = began + LEASE_MS / 1000 - MARGIN_S
+                if self._fence is not None and self._guards:
+                    self._fence.end_at(self._sure_until)
         else:
             self.lost = True
 

@@ -3,7 +3,8 @@
 The row is not the lock of the ledger, so nobody who writes records waits for it. A process is on the board as long as
 its lease is in the store. One whose lease has run out loses it here, with all its locks, and may not write from then
 on. So a process that was stopped for longer than its lease cannot settle the call that it had locks for. The tool of
-that call may still be at work, however: nobody can stop a tool on a machine that does not answer.
+that call must not be at work any more either. Nobody can stop it from another machine, so its own process does, or its
+kernel (`Lease.guard`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ class PostgresBoard(Board):
 
     def sure(self) -> bool:
         return self._lease.sure()
+
+    def expiring(self) -> bool:
+        return self._lease.expiring()
+
+    def guard(self, working: bool) -> None:
+        self._lease.guard(working)
 
     def rung(self) -> bool:
         """Whether another process has written. False where the server does not answer: a lease decides then."""

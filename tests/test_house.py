@@ -13,7 +13,7 @@ from tests import house
 MOST_IMPORTED = 15
 # These numbers may only fall.
 LONGEST_FILE = 700
-DIRECT_IMPORTS_OF_COMMANDS = 14
+DIRECT_IMPORTS_OF_COMMANDS = 4
 # Over the limit today. A number here may only fall; an entry that is no longer needed is removed.
 WIDE: dict[str, int] = {}
 # "Whoever" hides who is meant; the others are words that a reader has to guess at.

@@ -41,6 +41,12 @@ RIDDLES = frozenset(
         "whichever", "mend", "unsaid", "thereof", "therein", "hereby", "wherein", "whence", "thence", "hence",
     }
 )  # fmt: skip
+# Packages and modules whose docstrings people read: help of commands, the API of the library and that over REST.
+PUBLIC = (
+    "cli", "api.interlock", "api.client", "api.upstreams", "call.context", "call.results", "call.connector",
+    "contract.declare", "contract.manifest", "doors.rest.models", "doors.rest.routes", "gateway.hooks", "integrations",
+    "pytest_plugin", "settings", "testing",
+)  # fmt: skip
 MODULES = "(modules)"
 # Lines of each package in the commit before the work on upstream recipes, search and PostgreSQL began (a3ba78fd~1).
 BEFORE = {
@@ -273,6 +279,14 @@ def names() -> Iterator[tuple[str, str]]:
             yield name, f"{module.name}:{line}: {name}"
 
 
+def constants() -> Iterator[tuple[str, str]]:
+    """The names of constants of modules and classes, each with its module."""
+    for module in modules().values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id.isupper():
+                yield node.id, f"{module.name}:{node.lineno}: {node.id}"
+
+
 def _names(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Names of local variables do not count: a few lines explain them."""
     for node in ast.walk(tree):
@@ -292,7 +306,7 @@ def _names(tree: ast.Module) -> Iterator[tuple[str, int]]:
 def texts_with(words: Iterable[str]) -> list[str]:
     """The texts for people that have one of these words as a word, and not as part of a name: `--home`, `"home"`.
 
-    These are strings with a space in them, and the docstrings of the command line, which are its help texts.
+    These are strings with a space in them, and the docstrings of what is public.
     """
     odd = re.compile(
         rf"(?<![-\w./`'\"])(?:{'|'.join(map(re.escape, words))})(?! directory)(?![-\w/`'\"(=]|\.\w)", re.IGNORECASE
@@ -306,9 +320,9 @@ def texts_with(words: Iterable[str]) -> list[str]:
 
 
 def _texts(module: Module) -> Iterator[ast.Constant]:
-    """The constants of a module, with docstrings only where they are help texts."""
+    """The constants of a module, with docstrings only where people read them: as help, as reference, in an editor."""
     docstrings = {id(node) for _, node in docstrings_of(module)}
-    helps = module.name.startswith(f"{PACKAGE}.cli")
+    helps = any(is_within(module.name, f"{PACKAGE}.{one}") for one in PUBLIC)
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Constant) and (helps or id(node) not in docstrings):
             yield node

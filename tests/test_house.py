@@ -11,9 +11,9 @@ from interlock.contract.executors import EXECUTORS
 from tests import house
 
 MOST_IMPORTED = 15
-# These numbers may only fall.
-LONGEST_FILE = 700
-DIRECT_IMPORTS_OF_COMMANDS = 13
+LONGEST_FILE = 500
+# This number may only fall.
+DIRECT_IMPORTS_OF_COMMANDS = 4
 # Over the limit today. A number here may only fall; an entry that is no longer needed is removed.
 WIDE: dict[str, int] = {}
 # "Whoever" hides who is meant; the others are words that a reader has to guess at.
@@ -25,6 +25,19 @@ ODD_NAMES = {
     "told", "said", "kept", "found", "way", "ways", "desk", "asking", "elsewhere", "promises", "straight", "thin",
     "hot",
 }  # fmt: skip
+# Words that no name of a constant has: it says how many, how long or which.
+ODD_PARTS = ODD_NAMES - {"found"}
+# Longer files, with the reason why they are one file. A number here may only fall.
+LONG_FILES = {
+    "interlock.contract.manifest": (
+        669,
+        "one document: the fields of a manifest, each beside the checks that it needs",
+    ),
+    "interlock.settings": (675, "one table: the settings, each with its bounds and its description"),
+    "interlock.upstreams.mcp.session": (555, "one conversation: its two directions share the requests that are open"),
+    "interlock.http.connection": (526, "one state machine: every callback of the parser changes the same fields"),
+    "interlock.authority.commands": (525, "one parser: the grammar of a shell, rule by rule"),
+}
 # No docstring begins with one of these.
 RIDDLES = ("What", "Who", "Whose", "Whom", "How", "Where")
 # The code's own words for the data directory and the endpoints, which people do not meet.
@@ -83,8 +96,10 @@ def test_a_module_imports_few_of_ours():
     assert over == {}
 
 
-def test_files_do_not_grow():
-    assert {name: one.lines for name, one in house.modules().items() if one.lines > LONGEST_FILE} == {}
+def test_a_file_is_short_or_has_a_reason():
+    long = {name: one.lines for name, one in house.modules().items() if one.lines > LONGEST_FILE}
+    assert {name: lines for name, lines in long.items() if lines > LONG_FILES.get(name, (0, ""))[0]} == {}
+    assert LONG_FILES.keys() - long.keys() == set(), "remove the reason that is no longer needed"
 
 
 def test_a_class_has_few_methods_or_says_why():
@@ -106,6 +121,12 @@ def test_names_say_what_they_stand_for():
     assert [
         place for name, place in house.names() if name.strip("_") in ODD_NAMES | {one.title() for one in ODD_NAMES}
     ] == []
+
+
+def test_names_of_constants_say_what_they_hold():
+    """`KEPT = 1000` is how many of what? `MOST_CALLS` says it."""
+    found = [place for name, place in house.constants() if ODD_PARTS & {*name.lower().split("_")}]
+    assert found == []
 
 
 def test_docstrings_are_plain_statements():

@@ -232,7 +232,7 @@ async def test_events_are_for_auditors_and_reading_them_is_on_record(tmp_path: P
 async def test_a_slow_reader_is_told_how_many_events_it_missed_and_a_stopped_server_ends_the_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "KEPT", 3)
+    monkeypatch.setattr(streaming, "MOST_WAITING", 3)
     async with Interlock.open(tmp_path, housekeeping=False) as app:
         service = Service(app)
         who = app.caller

@@ -282,7 +282,7 @@ async def test_nobody_agrees_to_their_own_call(here: Place) -> None:
 async def test_nobody_fills_the_background_alone(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     await admit(here.app, stepwise)
     monkeypatch.setitem(vars(here.app.settings), "max_background_per_caller", 2)
-    monkeypatch.setattr(background_calls, "KEPT_EACH", 1)
+    monkeypatch.setattr(background_calls, "MOST_CALLS_EACH", 1)
     sample.world.gate = asyncio.Event()
     service = here.server._service  # pyright: ignore[reportPrivateUsage] - the calls of this very server
     ann = await here.app.caller_of(here.bearer["authorization"].removeprefix("Bearer "))

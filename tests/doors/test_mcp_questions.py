@@ -13,7 +13,7 @@ import mcp_types as types
 import pytest
 from mcp import Client, MCPError
 
-from interlock.doors.mcp import suspended
+from interlock.doors.mcp import suspended, suspended_call
 from interlock.upstreams.mcp import sessions
 from tests.support import forked
 from tests.support.calls import records, until, use_policy
@@ -339,7 +339,7 @@ async def test_a_client_that_does_not_come_back_has_its_call_cancelled(
 
 @DOOR
 async def test_calls_that_wait_for_answers_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspended, "MAX_PER_CALLER", 1)
+    monkeypatch.setattr(suspended_call, "MAX_PER_CALLER", 1)
     async with upstream(world, "http", protocol="handshake"):
         async with world.client("2026-07-28", **Person().options) as client:
             session: Any = client.session

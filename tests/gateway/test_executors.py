@@ -122,28 +122,18 @@ async def test_a_manifest_of_a_new_kind_says_nothing_that_its_row_does_not_allow
     assert refused.value.code == "E3105"
 
 
-OF_UPSTREAM: dict[str, Any] = {
-    "mutation_class": "write_irreversible",
-    "effects": [{"resource": "flock:{text}", "operation": "CREATE"}],
-    "previews": True,
-    "idempotency": {"key": "each"},
-}
-
-
 @pytest.mark.parametrize("of_upstream", [True, False])
 @pytest.mark.usefixtures("parrots")
-async def test_the_row_says_whether_an_operator_decides_where_keys_come_from(
+async def test_the_row_says_whether_a_call_leaves_this_machine_for_an_upstream(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_upstream: bool
 ) -> None:
     row = ExecutorKind("parrots", "a parrot", of_upstream=of_upstream)
     monkeypatch.setattr(executors, "EXECUTORS", {**EXECUTORS, "parrot": row})
     async with Interlock.open(home) as app:
-        if of_upstream:
-            await app.add_from(_file(tmp_path, **OF_UPSTREAM))
-            assert not (await app.tools.find("parrots.whisper", None, app.caller)).contract.idempotency.key_required
-            return
-        with pytest.raises(Failure, match="except for tools of an upstream, whose operator decides"):
-            await app.add_from(_file(tmp_path, **OF_UPSTREAM))
+        (added,) = await app.add_from(_file(tmp_path, timeout_class="interactive"))
+    assert added.admitted is not of_upstream, added.verdict
+    if of_upstream:
+        assert "an interactive tool does no external I/O; choose standard" in str(added.verdict)
 
 
 @pytest.mark.parametrize("module", executors.modules())

@@ -19,7 +19,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.resilience.retry import may_retry
 from interlock.testing import FakeClock
-from interlock.upstreams.children import LOGS_KEPT, Child, Crashed, Log, Program
+from interlock.upstreams.children import OLDER_LOGS, Child, Crashed, Log, Program
 from interlock.upstreams.response_limits import Allowance, Intake
 from interlock.upstreams.supervisor import Restarts, Supervisor
 from tests.support.children import gone
@@ -281,7 +281,7 @@ def test_a_log_is_bounded_and_holds_no_secret_whatever_the_pieces(
         log.write(piece.encode())
     log.close()
     files = sorted(path.parent.iterdir())
-    assert len(files) <= LOGS_KEPT + 1
+    assert len(files) <= OLDER_LOGS + 1
     assert all(file.stat().st_size <= 200 for file in files)
     assert not any(SECRET in file.read_text() for file in files)
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # How many background calls run, and how many of their results are kept for clients; of the rest the journal tells,
 # without their data. Nobody fills the place alone.
-KEPT = 1000
-KEPT_EACH = 250
+MOST_CALLS = 1000
+MOST_CALLS_EACH = 250
 
 Owner = tuple[str, str]
 
@@ -86,9 +86,9 @@ class BackgroundCalls:
         owner = _owner(caller)
         self._results[call_id] = caller, done.result()
         theirs = [one for one, (by, _) in self._results.items() if _owner(by) == owner]
-        if len(theirs) > KEPT_EACH:
+        if len(theirs) > MOST_CALLS_EACH:
             del self._results[theirs[0]]
-        if len(self._results) > KEPT:
+        if len(self._results) > MOST_CALLS:
             self._results.popitem(last=False)
 
     async def result(self, call_id: str, caller: Caller) -> Result | None:

@@ -13,9 +13,11 @@ from interlock.core.record import dataclass
 from interlock.registry import admission
 from interlock.registry.admission import TrialEvidence
 from interlock.registry.catalog import contract_digest
-from interlock.registry.drafts import DRAFTS, Drafts, DraftSource, draft_of, number_draft
+from interlock.registry.drafts import DRAFTS, Drafts, DraftSource, draft_of, number_draft, stamp_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from interlock.api.interlock import Interlock
     from interlock.call.results import Result
     from interlock.contract.declare import Tool
@@ -44,6 +46,11 @@ class Draft:
     @property
     def callable(self) -> bool:
         return not self.faults
+
+
+def stamps_of(files: Iterable[Path]) -> dict[Path, Stamp | None]:
+    """The stamps of files, which change when one is saved; None for one that is missing."""
+    return {path: stamp_of(path) for path in files}
 
 
 class DraftSession:

@@ -19,7 +19,7 @@ from interlock.data.schema import Json
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
 
-KEPT = 1000
+MOST_WAITING = 1000
 # Events that carry a part of a result to the call's own caller.
 _PARTS = frozenset(("tool.invocation.partial_result", "tool.invocation.yielded"))
 MOST_READERS = 16
@@ -65,11 +65,11 @@ class Events:
 
 class _Reader:
     def __init__(self) -> None:
-        self.waiting: asyncio.Queue[Json | None] = asyncio.Queue(KEPT + 1)
+        self.waiting: asyncio.Queue[Json | None] = asyncio.Queue(MOST_WAITING + 1)
         self.missed = 0
 
     def hear(self, event: Event) -> None:
-        if self.waiting.qsize() >= KEPT:
+        if self.waiting.qsize() >= MOST_WAITING:
             self.missed += 1
             return
         document = event.document()

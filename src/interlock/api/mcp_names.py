@@ -18,7 +18,7 @@ from interlock.store.port import Reader, Store
 from interlock.upstreams.own_names import over_mcp
 
 UI = "ui://"
-_KEPT, _LONG = 1000, 200
+_MOST_NAMES, _LONG = 1000, 200
 
 
 class Names:
@@ -47,7 +47,7 @@ class Names:
             found = self._read.get(name)
         if found is None:
             found = _read(name)
-            if len(self._read) < _KEPT and len(name) <= _LONG:
+            if len(self._read) < _MOST_NAMES and len(name) <= _LONG:
                 self._read[name] = found
         return found
 

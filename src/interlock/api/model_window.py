@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # A summary takes a second model some seconds, so small results are not summarised.
 SUMMARISED_ABOVE: Final = 500
-_MOST_KEPT: Final = 1000
+_MOST_RETAINED: Final = 1000
 
 Summariser = Callable[[str], Awaitable[str]]
 
@@ -182,7 +182,7 @@ class ModelWindow:
         handle = result.persistence.ref or f"call:{result.invocation_id}"
         if result.persistence.ref is None:
             self._retained[handle] = result.value
-            while len(self._retained) > _MOST_KEPT:
+            while len(self._retained) > _MOST_RETAINED:
                 del self._retained[next(iter(self._retained))]
         return await WALKS.run(pointer_to, result, handle, self._count)
 

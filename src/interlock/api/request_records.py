@@ -9,7 +9,7 @@ from interlock.core.clock import new_id
 from interlock.data.bounds import check_unicode
 from interlock.gateway.persistence.payloads import insert, owner_of
 from interlock.gateway.persistence.pieces import Sealed
-from interlock.selection.stages import MOST_KEPT, MOST_REQUEST
+from interlock.selection.stages import MOST_REMAINING, MOST_REQUEST
 from interlock.store import records
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ async def note_search(parts: Parts, request: str, tools: Sequence[str], caller: 
     """Put a search on record with the first tools that it found, and store its request encrypted."""
     check_unicode("a search", request)
     search = new_id(parts.clock.now_ms(), parts.clock.random_bytes(10))
-    candidates = list(tools[:MOST_KEPT])
+    candidates = list(tools[:MOST_REMAINING])
 
     def unit(transaction: Transaction) -> None:
         who = {"callerId": caller.id, "agentId": caller.agent, "tenant": caller.tenant}

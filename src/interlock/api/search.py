@@ -32,7 +32,7 @@ _FEW: Final = 200
 _WAIT_S: Final = 5.0
 # An encoder that failed is asked again after this time.
 _RETRY_S: Final = 5.0
-WAYS: Final = ("words", "meaning", "both")
+SEARCH_MODES: Final = ("words", "meaning", "both")
 Outcome = Literal["found", "no_match", "pending"]
 
 
@@ -116,8 +116,8 @@ class Search:
             raise Failure("E3004", "say what the tool is to do", resolution="search for words, such as: send mail")
         if not 1 <= limit <= MOST_FOUND:
             raise Failure("E3004", f"a search returns between 1 and {MOST_FOUND:,} tools")
-        if by not in WAYS:
-            raise Failure("E3004", f"a search is by {', '.join(WAYS[:2])} or {WAYS[2]}")
+        if by not in SEARCH_MODES:
+            raise Failure("E3004", f"a search is by {', '.join(SEARCH_MODES[:2])} or {SEARCH_MODES[2]}")
         await self._ready()
         if by == "words":
             surface, hits = await self._hits(query, limit, caller, "words", None, among, apps, allowed)

@@ -40,6 +40,8 @@ from interlock.selection.stages import (
 )
 from interlock.window.affordances import declaration
 
+__all__ = ["MOST_REQUEST", "Selections"]
+
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.api.tools import Tools

@@ -14,7 +14,7 @@ from interlock.core.errors import Failure
 from interlock.data.canonical import canonical
 from interlock.gateway.persistence.payloads import insert, owner_of
 from interlock.gateway.persistence.pieces import Sealed
-from interlock.selection.stages import MOST_KEPT
+from interlock.selection.stages import MOST_REMAINING
 from interlock.store import calls, payloads, records
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ def _record(made: Selection, caller: Caller, session: str, now_ms: int) -> bytes
         intent=None if intent is None else {"kind": intent.kind, "confidence": round(intent.confidence, 4)},
         stages=[{"stage": one.name, "before": one.before, "after": len(one.tools), **one.facts} for one in made.stages],
         candidates=[one.tool for one in made.candidates],
-        left={one.name: list(one.tools[:MOST_KEPT]) for one in made.stages if one.name not in ("intent", "hierarchy")},
+        left={
+            one.name: list(one.tools[:MOST_REMAINING]) for one in made.stages if one.name not in ("intent", "hierarchy")
+        },
         chosen=made.chosen,
         refused=made.refused is not None,
         gate=None if verdict is None else {"answer": verdict.answer, "check": verdict.check, "reason": verdict.reason},

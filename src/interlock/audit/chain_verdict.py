@@ -1,4 +1,4 @@
-"""What an examination of the chain has found so far, and its verdict."""
+"""The findings of an examination of the chain, and its verdict."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SCOPES = ("field", "resource", "collection", "tenant", "system")
 # Environments in which a mistake does not affect customers. Any other name counts as PROD.
 NOT_PROD = frozenset({"LOCAL", "DEV", "TEST", "STAGING"})
 # The sandbox tier whose every call needs approval.
-ASKING_TIER = 3
+APPROVAL_TIER = 3
 
 
 @record
@@ -113,7 +113,7 @@ def gate(decision: Decision, contract: Contract, *, trust: int, settings: Gate, 
         sigma_critical=settings.sigma_critical,
         otherwise=settings.otherwise,
     )
-    if tier >= ASKING_TIER:
+    if tier >= APPROVAL_TIER:
         reason, rule = f"it runs in sandbox tier {tier}", "gate:sandbox-tier"
     elif required == "yes":
         reason, rule = f"a {mutation.mutation_class} in {settings.environment} needs a person", "gate:approval"

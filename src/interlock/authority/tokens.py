@@ -32,7 +32,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.authority import jws
 from interlock.authority.chains import SIGNED_BY, Chains
@@ -49,7 +49,9 @@ from interlock.core.clock import Clock, iso, new_id
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
 from interlock.store import facts, records
-from interlock.store.port import Reader, Store, Transaction
+
+if TYPE_CHECKING:
+    from interlock.store.port import Reader, Store, Transaction
 
 MAX_TTL_S = 86_400
 ISSUE_SCOPE = "tokens:issue"

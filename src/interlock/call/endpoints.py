@@ -107,14 +107,14 @@ def listing_tools() -> list[str]:
 
 
 def key_example(door: str) -> str:
-    """How a caller writes an idempotency key, by the `door` of the request."""
+    """An example of an idempotency key as callers write it, by the `door` of the request."""
     if (local := _LOCAL_KEYS.get(door)) is not None:
         return local
     return (ENDPOINTS.get(door) or _UNKNOWN).key_example
 
 
 def no_identity(door: str) -> str | None:
-    """What a caller sends whose request has no identity, by the `door` of the request."""
+    """Advice for a caller whose request has no identity, by the `door` of the request."""
     return (ENDPOINTS.get(door) or _UNKNOWN).no_identity
 
 

@@ -53,19 +53,13 @@ async def add(app: Interlock, out: Output, /, targets: tuple[str, ...]) -> int:
 
 
 async def _offer(app: Interlock, out: Output, target: str) -> list[Json]:
-    from interlock.contract.refusals import collecting
+    from interlock.api.declared_tools import declared_in
     from interlock.core.errors import Failure
-    from interlock.registry.source import load
 
-    origin, found, broken = "", list[Any](), list[Json]()
-    with collecting() as refused:
-        try:
-            origin, found = load(target)
-        except Failure as failure:
-            broken = [_refusal(target, failure)]
-    if refused or broken:
+    origin, found, refused, broken = declared_in(target)
+    if refused or broken is not None:
         # INVARIANT: nothing is admitted of a file that cannot be loaded whole, for a call of it would load it again.
-        return [*map(_undeclared, refused), *broken]
+        return [*map(_undeclared, refused), *([] if broken is None else [_refusal(target, broken)])]
     offers: list[Json] = []
     for number, tool in enumerate(found):
         out.progress(f"trying out {_ref(tool)}", 100 * number / len(found))
@@ -160,34 +154,23 @@ async def test(app: Interlock, out: Output, /, target: str, live: bool) -> int:
     interlock tools test my_tools.py --live
     interlock tools test demo.post
     """
+    from interlock.api.declared_tools import refused_trial, tools_of
     from interlock.core.errors import Failure
-    from interlock.trials import CaseOutcome, Trial
 
     trials: list[Trial] = []
     with out.working("looking for tools …"):
-        found = await _tools_of(app, target)
+        found = await tools_of(app, target)
         for number, tool in enumerate(found):
             out.progress(f"trying out {_ref(tool)}", 100 * number / len(found))
             try:
                 trials.append(await app.try_out(tool, live=live))
             except Failure as failure:
-                trials.append(Trial(_ref(tool), "none", (CaseOutcome("declaration", False, failure.in_full),)))
+                trials.append(refused_trial(_ref(tool), failure))
 
     passed = all(trial.passed for trial in trials)
     document = {"passed": passed, "live": live, "tools": [_trial_document(trial) for trial in trials]}
     out.answer(document, lambda page: _show_trials(page, trials))
     return 0 if passed else 1
-
-
-async def _tools_of(app: Interlock, target: str) -> list[Tool[..., Any]]:
-    """The tools of a file, a module or a manifest; or the registered one that goes by this name."""
-    from interlock.api.tool_listing import any_version
-    from interlock.registry.source import load
-
-    name, at, spec = target.partition("@")
-    if "/" not in target and await app.catalog.versions(await app.catalog.address(name)):
-        return [(await any_version(app.catalog, name, spec if at else None)).bound]
-    return load(target)[1]
 
 
 def _trial_document(trial: Trial) -> Json:

@@ -59,7 +59,7 @@ for _command in (grant, alone, list_standing, revoke):
 
 
 async def _list_at_server(server: Server, out: Output, /, every: bool) -> int:
-    from interlock.cli.restored import ticket_of
+    from interlock.api.approval_documents import ticket_of
 
     document = await server.get("/v1/approvals", all="true" if every else None)
     found = [ticket_of(one) for one in document["tickets"]]
@@ -127,8 +127,8 @@ _NONE = {
 
 
 async def _show_at_server(server: Server, out: Output, /, ticket_id: str) -> int:
+    from interlock.api.approval_documents import ticket_of
     from interlock.cli.remote import part
-    from interlock.cli.restored import ticket_of
 
     found = await server.get(f"/v1/approvals/{part(await _whole_id(server, ticket_id))}")
     ticket, viewer = ticket_of(found), await Remote.of(server, found)
@@ -193,8 +193,8 @@ async def _deny_at_server(server: Server, out: Output, /, ticket_id: str, commen
 
 
 async def _decide_at_server(server: Server, out: Output, ticket_id: str, verb: str, decision: Json) -> int:
+    from interlock.api.approval_documents import ticket_of
     from interlock.cli.remote import part
-    from interlock.cli.restored import ticket_of
 
     path = f"/v1/approvals/{part(await _whole_id(server, ticket_id))}"
     await server.post(f"{path}/{verb}", decision)

@@ -108,7 +108,7 @@ async def _wait_at_server(server: Server, out: Output, body: Json, pending: Resu
     import time
     from dataclasses import replace
 
-    from interlock.cli.restored import ticket_of
+    from interlock.api.approval_documents import ticket_of
     from interlock.cli.tickets import show_waiting
     from interlock.core.errors import Failure
 
@@ -139,7 +139,7 @@ async def answer_from(server: Server, out: Output, result: Result) -> int:
     """Show a result that a server gave."""
     if not result.pending:
         return _answer_result(out, result)
-    from interlock.cli.restored import ticket_of
+    from interlock.api.approval_documents import ticket_of
 
     ticket = ticket_of(await server.get(f"/v1/approvals/{result.metadata['pending']['ticketId']}"))
     return _answer_pending(out, await Remote.of(server), result, ticket)

@@ -341,12 +341,12 @@ class Watcher:
         self._thread.join()
 
     def _run(self) -> None:
-        from interlock.registry.drafts import stamp_of
+        from interlock.api.drafts import stamps_of
 
         seen: dict[Path, Stamp | None] = {}
         while not self._ended.wait(POLL_S):
             known = self._known
-            now = {path: stamp_of(path) for path in known}
+            now = stamps_of(known)
             # Two looks that agree: not half of a save. A file that is missing is waited for.
             if now == seen and any(one is not None and one != known[path] for path, one in now.items()):
                 self._known = {}

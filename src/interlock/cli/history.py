@@ -106,8 +106,8 @@ async def _records(server: Server, about: str) -> list[HistoryEntry]:
 
 async def _seen(server: Server, ids: Iterable[str]) -> list[Ticket]:
     """Those of the tickets that the holder of the token may see."""
+    from interlock.api.approval_documents import ticket_of
     from interlock.cli.remote import part
-    from interlock.cli.restored import ticket_of
 
     found: list[Ticket] = []
     for one in sorted(ids):

@@ -265,7 +265,7 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
         if not serving.done():
             # Calls in flight are finished first, and answered: the client may still be listening.
             await door.drain(DRAIN_S)
-            await asyncio.sleep(_SAID_S)
+            await asyncio.sleep(_FLUSH_S)
             serving.cancel()
         asked.cancel()
         watching.cancel()
@@ -280,7 +280,7 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
 # How often a server looks whether it still has its lease.
 _LOOKS_S = 1.0
 # How long an answer may take from the end of its call to the client's pipe.
-_SAID_S = 0.1
+_FLUSH_S = 0.1
 
 
 async def _prepare(app: Interlock, given: dict[str, Any]) -> None:

@@ -72,8 +72,8 @@ async def _grant_at_server(
     texts: tuple[str, ...],
     **given: Any,
 ) -> int:
+    from interlock.api.approval_documents import standing_of
     from interlock.cli.remote import part
-    from interlock.cli.restored import standing_of
 
     ranges = _with_texts(patterns, ranges, texts)
     document = await server.get(f"/v1/tools/{part(tool)}", version=given["versions"])
@@ -260,14 +260,15 @@ def bounds_in_words(arguments: Mapping[str, Any]) -> str:
 
 def _pattern(name: str, pattern: Any) -> list[str]:
     """The bounds of an argument, as they were written."""
-    from interlock.approvals.standing import is_range, is_set, is_text
+    from interlock.api.approval_documents import kind_of_bound
     from interlock.cli.render import value_text
 
-    if is_set(pattern):
+    kind = kind_of_bound(pattern)
+    if kind == "set":
         return [f"{name} one of {' '.join(map(value_text, pattern['enum']))}"]
-    if is_text(pattern):
+    if kind == "text":
         return [f"{name} any text"]
-    if not is_range(pattern):
+    if kind == "pattern":
         return [f"{name}={value_text(pattern)}"]
     return [f"{name}{sign}{pattern[word]}" for sign, word in _WORDS.items() if word in pattern]
 
@@ -288,7 +289,7 @@ async def _standing_at_server(server: Server, out: Output, /) -> int:
 
 
 async def _standings_at(server: Server) -> list[Standing]:
-    from interlock.cli.restored import standing_of
+    from interlock.api.approval_documents import standing_of
 
     return [standing_of(one) for one in (await server.get("/v1/approvals/standing"))["standing"]]
 
@@ -329,7 +330,7 @@ def _answer_standing(out: Output, viewer: Viewer, approvals: list[Standing]) -> 
 
 
 async def _revoke_at_server(server: Server, out: Output, /, standing_id: str) -> int:
-    from interlock.cli.restored import standing_of
+    from interlock.api.approval_documents import standing_of
 
     whole = _standing_id([one.id for one in await _standings_at(server)], standing_id)
     return _answer_revoked(out, standing_of(await server.ask("DELETE", f"/v1/approvals/standing/{whole}")))

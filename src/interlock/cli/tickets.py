@@ -42,7 +42,7 @@ def _lasting(ticket: Ticket) -> str:
 
 def show_waiting(viewer: Viewer, page: Page, ticket: Ticket) -> None:
     """A call that waits, for its caller: who was asked, until when, and what to do next."""
-    from interlock.approvals.offer import advance_command
+    from interlock.api.approval_documents import grant_command
     from interlock.cli.render import WAITS, Text
 
     groups = " or ".join(ticket.approvers)
@@ -57,7 +57,7 @@ def show_waiting(viewer: Viewer, page: Page, ticket: Ticket) -> None:
         if but and ticket.requester.startswith("local:"):
             facts += [("alone", "if you are the only person on this machine, say so once: interlock approvals alone")]
     facts.append(("then", f"send the same call again, or: interlock calls resume {ticket.id}"))
-    command = advance_command(ticket, viewer.name_of(ticket.requester)) if ticket.state == "PENDING" else None
+    command = grant_command(ticket, viewer.name_of(ticket.requester)) if ticket.state == "PENDING" else None
     if command is not None:
         who = "they agree" if viewer.must_leave(ticket) else "to agree"
         facts.append(("ahead", f"{who} to such calls in advance: {command}"))

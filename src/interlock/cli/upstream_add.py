@@ -192,9 +192,9 @@ def _secrets(kind: str, given: tuple[str, ...]) -> Json:
 
 def read_overlay(path: Path) -> Json:
     """The overlay in a file."""
-    from interlock.upstreams.overlay import parse_overlay
+    from interlock.api.upstream_files import overlay_of
 
-    return parse_overlay(path.read_text()).model_dump(mode="json", exclude_unset=True)
+    return overlay_of(path.read_text())
 
 
 def _document(path: Path) -> Json:
@@ -296,12 +296,12 @@ def add_openapi(document: str, urls: tuple[str, ...]) -> Json:
     """An HTTP service, by its OpenAPI 3 or Swagger 2.0 document."""
     from urllib.parse import urlsplit
 
-    from interlock.upstreams.openapi import parse, servers_of
+    from interlock.api.upstream_files import openapi_of, servers_of
 
     if document.startswith(("http://", "https://")):
         parts = urlsplit(document)
         return {"openapi": document, "urls": list(urls) or [f"{parts.scheme}://{parts.netloc}"]}
-    read = parse(_content(Path(document)))
+    read = openapi_of(_content(Path(document)))
     found = list(urls) or [one for one in servers_of(read) if one.startswith(("http://", "https://"))][:3]
     if not found:
         raise click.UsageError("the document names no server; give --url")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,11 +14,15 @@ from interlock.cli.output import Output
 from interlock.cli.upstream_add import counts, explained, last_output, show_alone, trying_out
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from interlock.api.interlock import Interlock
     from interlock.cli.render import Page
     from interlock.core.errors import Failure
+    from interlock.upstreams.client_config import ClientConfig
 
 Json = dict[str, Any]
+T = TypeVar("T")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -56,11 +60,8 @@ async def import_(
     interlock upstream import .vscode/mcp.json --accept-hints
     """
     from interlock.api.upstream_import import import_servers, plan
-    from interlock.upstreams.client_config import read_client_config
 
-    found = read_client_config(
-        _raw(file), path=file, environment=os.environ, ask=_nobody if dry_run else _ask, plain=plain
-    )
+    found = _servers_in(file, _nobody if dry_run else _ask, plain)
     if missing := set(only) - {one.name for one in found.entries}:
         raise click.UsageError(f"--only: there is no server `{min(missing)}` in {file.name}")
     entries = [one for one in found.entries if not only or one.name in only]
@@ -87,12 +88,15 @@ async def import_(
     return _answer(out, reports, target if governed else None, must_leave=await app.approvals.must_leave(app.caller))
 
 
-def _raw(file: Path) -> bytes:
-    from interlock.upstreams.client_config import MOST_BYTES
+def _servers_in(file: Path, ask: Callable[[str, str, bool], str | None], plain: tuple[str, ...]) -> ClientConfig:
+    from interlock.api.upstream_files import servers_in
 
+    return _read(file, lambda file: servers_in(file, environment=os.environ, ask=ask, plain=plain))
+
+
+def _read(file: Path, read: Callable[[Path], T]) -> T:
     try:
-        with file.open("rb") as stream:
-            return stream.read(MOST_BYTES + 1)
+        return read(file)
     except OSError as error:
         raise click.UsageError(f"{file} cannot be read: {error.strerror or type(error).__name__}") from None
 
@@ -116,9 +120,9 @@ def _command() -> list[str]:
 
 def _check_target(target: Path) -> None:
     """Refuse to write over a file that lists other servers than Interlock, before anything is done."""
-    from interlock.upstreams.client_config import is_ours
+    from interlock.api.upstream_files import lists_interlock_alone
 
-    if target.exists() and not is_ours(_raw(target)):
+    if target.exists() and not _read(target, lists_interlock_alone):
         raise click.UsageError(f"{target} exists, and lists other servers than Interlock; move it, or give --output")
 
 

@@ -99,12 +99,12 @@ class ServerTickets:
         self._server = server
 
     async def waiting(self) -> list[Ticket]:
-        from interlock.cli.restored import ticket_of
+        from interlock.api.approval_documents import ticket_of
 
         return [ticket_of(one) for one in (await self._server.get("/v1/approvals"))["tickets"]]
 
     async def ticket(self, ticket_id: str) -> Ticket:
-        from interlock.cli.restored import ticket_of
+        from interlock.api.approval_documents import ticket_of
 
         return ticket_of(await self._server.get(f"/v1/approvals/{ticket_id}"))
 

@@ -38,7 +38,7 @@ class Link(Protocol):
 
 
 class Rights(Protocol):
-    """What a token of a caller covers."""
+    """The authority of a token of a caller."""
 
     @property
     def links(self) -> Sequence[Link]: ...

@@ -1,4 +1,4 @@
-"""How a function is known: where it is found, the namespace that it stands in, and a digest of its code."""
+"""The identity of a function: the place where it is found, its namespace, and a digest of its code."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from interlock.data.canonical import decode, private_copy
 from interlock.data.schema import Json, pointer
 
 # With keep_inputs = "changed", larger inputs are not stored; their hash is recorded.
-LARGEST_KEPT = 1 << 18
-TOO_LARGE = f'withheld: inputs above {LARGEST_KEPT:,} bytes are kept with keep_inputs = "always" alone'
+LARGEST_STORED = 1 << 18
+TOO_LARGE = f'withheld: inputs above {LARGEST_STORED:,} bytes are kept with keep_inputs = "always" alone'
 
 
 @step

@@ -29,7 +29,7 @@ NONE_THRESHOLD: Final = 0.9
 LEAST: Final = 0.05
 MOST_WORDS: Final = 80
 VECTOR_WEIGHT: Final = 3.0
-_TOLD_WORDS: Final = 5
+_EXPLAINING_WORDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Classifier:
             if (place := self._vocabulary.get(word)) is not None
         }
         best = sorted((word for word in weights if weights[word] > 0), key=lambda word: (-weights[word], word))
-        return tuple(best[:_TOLD_WORDS])
+        return tuple(best[:_EXPLAINING_WORDS])
 
 
 @cache

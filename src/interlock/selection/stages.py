@@ -19,7 +19,7 @@ from interlock.data.schema import Json
 from interlock.search import words
 
 # What router or retrieval keeps at most, and what a rule keeps besides its own tool.
-MOST_KEPT: Final = 10
+MOST_REMAINING: Final = 10
 BESIDE_RULE: Final = 2
 # Of tools whose expected success differs by no more than this, the cheaper or the faster is chosen where that counts.
 EQUAL: Final = 0.02
@@ -116,7 +116,7 @@ def apply_rules(
     return list(candidates), Stage("rules", before, _names(candidates), "no rule fired")
 
 
-def keep_best(candidates: Sequence[Candidate], most: int = MOST_KEPT) -> list[Candidate]:
+def keep_best(candidates: Sequence[Candidate], most: int = MOST_REMAINING) -> list[Candidate]:
     """The best ones; of equal ones, in the order of their names."""
     return sorted(candidates, key=lambda one: (-one.score, one.tool))[:most]
 

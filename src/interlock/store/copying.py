@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 from interlock.core.errors import Failure
 from interlock.store import schema_version
-from interlock.store.columns import Columns, tables
+from interlock.store.columns import Columns
 from interlock.store.failures import store_failure
 from interlock.store.home import Home
 from interlock.store.port import Reader
@@ -51,6 +51,26 @@ class Target(Protocol):
     def finish(self) -> None:
         """Let the store be opened."""
         ...
+
+
+def tables() -> list[Columns]:
+    """Every table of a store. The sums of payloads come last: triggers change them when payloads are written."""
+    import sqlalchemy as sa
+
+    from interlock.store.tables import SEALED, metadata
+
+    found = [
+        Columns(
+            table.name,
+            tuple(column.name for column in table.columns),
+            tuple(
+                isinstance(column.type, sa.LargeBinary) or (table.name, column.name) in SEALED
+                for column in table.columns
+            ),
+        )
+        for table in metadata.sorted_tables
+    ]
+    return sorted(found, key=lambda one: one.table == "payload_use")
 
 
 def contents(reader: Reader) -> Contents:

@@ -1,9 +1,9 @@
 """The tools that each change of the registry was about, so that other processes read those again and no others.
 
 Each change has a fact of the epoch that it raised (`store.epochs`): the epoch, and the addresses of the tools whose
-versions or code it changed. There are `KEPT` such facts, which are overwritten in turn. A reader that is further
-behind reads the whole registry, and so does one that finds another epoch in a fact: an older release raises the epoch
-and writes no fact.
+versions or code it changed. There are `MOST_CHANGES` such facts, which are overwritten in turn. A reader that is
+further behind reads the whole registry, and so does one that finds another epoch in a fact: an older release raises the
+epoch and writes no fact.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from interlock.core.record import NamedTuple
 from interlock.store import epochs, facts
 from interlock.store.port import Reader, Transaction
 
-KEPT: Final = 256
+MOST_CHANGES: Final = 256
 # A change of more tools is noted as one of any: reading the whole registry costs less then.
 MOST: Final = 100
 _ANY: Final = "*"
 _NAME: Final = "registry_change:"
 _EPOCH: Final = "CAST(value AS INTEGER)"
 _NOTE: Final = (
-    f"INSERT INTO fact (name, value) SELECT '{_NAME}' || CAST({_EPOCH} - {_EPOCH} / {KEPT} * {KEPT} AS TEXT),"  # noqa: S608 - constants
-    f" value || ' ' || ? FROM fact WHERE name = '{epochs.REGISTRY}'"
+    f"INSERT INTO fact (name, value) SELECT '{_NAME}' || CAST({_EPOCH} - {_EPOCH} / {MOST_CHANGES} * {MOST_CHANGES}"  # noqa: S608 - constants
+    f" AS TEXT), value || ' ' || ? FROM fact WHERE name = '{epochs.REGISTRY}'"
     " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
 
@@ -50,12 +50,12 @@ def since(reader: Reader, known: int) -> Changed:
     now = epoch(reader)
     if now == known:
         return Changed(now, frozenset())
-    if not 0 <= known < now or now - known > KEPT:
+    if not 0 <= known < now or now - known > MOST_CHANGES:
         return Changed(now, None)
-    notes = facts.some(reader, [f"{_NAME}{number % KEPT}" for number in range(known + 1, now + 1)])
+    notes = facts.some(reader, [f"{_NAME}{number % MOST_CHANGES}" for number in range(known + 1, now + 1)])
     found: set[str] = set()
     for number in range(known + 1, now + 1):
-        of, _, addresses = notes.get(f"{_NAME}{number % KEPT}", "").partition(" ")
+        of, _, addresses = notes.get(f"{_NAME}{number % MOST_CHANGES}", "").partition(" ")
         if of != str(number) or addresses == _ANY:
             return Changed(now, None)
         found.update(addresses.split())

@@ -34,7 +34,7 @@ _log = logging.getLogger("interlock.journal")
 
 STEP_MS = 60_000
 # Longer than the longest window of a key.
-KEPT_MS = 400 * 86_400_000
+STORED_MS = 400 * 86_400_000
 _SAMPLE = "clock"
 # When keys whose window had passed were removed last.
 EVICTED = "clock.evicted"
@@ -161,4 +161,4 @@ def in_doubt_until(known: Sequence[Step], from_ms: int, until_ms: int) -> int:
 
 def forget(transaction: Transaction, now_ms: int) -> None:
     """Remove the steps that no window reaches back to any more."""
-    transaction.execute("DELETE FROM fact WHERE name > ? AND name < ?", (_STEP, f"{_STEP}{now_ms - KEPT_MS}"))
+    transaction.execute("DELETE FROM fact WHERE name > ? AND name < ?", (_STEP, f"{_STEP}{now_ms - STORED_MS}"))

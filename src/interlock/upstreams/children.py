@@ -28,7 +28,7 @@ INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ",
 MAX_UNREAD = 64 * 1024 * 1024
 GRACE_S = 2.0
 LOG_BYTES = 1024 * 1024
-LOGS_KEPT = 3
+OLDER_LOGS = 3
 LAST_WORDS = 2000
 # A program that writes more than this to its stderr is made to wait, so that its log does not use up our time.
 LOG_BYTES_PER_S = 4 * 1024 * 1024
@@ -75,7 +75,7 @@ class Log:
 
     def _append(self, lines: bytes) -> None:
         if self._path.exists() and self._path.stat().st_size + len(lines) > self._limit:
-            for number in range(LOGS_KEPT - 1, 0, -1):
+            for number in range(OLDER_LOGS - 1, 0, -1):
                 older = self._numbered(number)
                 if older.exists():
                     older.replace(self._numbered(number + 1))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pool import DescriptorPool
     from google.protobuf.message import Message
 
-PINS_KEPT = 1024
+MOST_PINS = 1024
 MAX_PIN_BYTES = 4_194_304
 _WELL_KNOWN = "google/protobuf/"
 _ANY_WIDTH = 1000
@@ -93,7 +93,7 @@ def pinned(native: Json) -> Method:
     )
 
 
-@lru_cache(maxsize=PINS_KEPT)
+@lru_cache(maxsize=MOST_PINS)
 def _pinned(descriptors: str, request: str, response: str, proto_names: bool) -> Method:
     from google.protobuf import message_factory
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -186,7 +186,7 @@ def _count_one(
     return count
 
 
-@lru_cache(maxsize=PINS_KEPT)
+@lru_cache(maxsize=MOST_PINS)
 def _written(message: Descriptor) -> int:
     """Return the number of values that an empty message is written with."""
     return 1 + sum(field.is_repeated or not field.has_presence for field in message.fields)

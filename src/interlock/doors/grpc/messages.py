@@ -314,7 +314,7 @@ def happening(event: Event) -> wire.RunEvent | None:
                 message=data["message"],
                 percent=data["percent"],
                 elapsed_ms=data["elapsed_ms"],
-                facts_json=encode({name: value for name, value in data.items() if name not in _TOLD}),
+                facts_json=encode({name: value for name, value in data.items() if name not in _TYPED_FIELDS}),
             )
             return wire.RunEvent(progress=progress)
         case "tool.invocation.partial_result" | "tool.invocation.yielded":
@@ -325,7 +325,7 @@ def happening(event: Event) -> wire.RunEvent | None:
             return None
 
 
-_TOLD = frozenset(
+_TYPED_FIELDS = frozenset(
     ("schema_version", "progress_id", "invocation_id", "sequence", "message", "percent", "elapsed_ms", "status")
 )
 

@@ -463,7 +463,7 @@ def _about(result: Result) -> Json:
     """The metadata of every answer."""
     metadata = result.metadata
     call: Json = {"id": result.invocation_id, "traceId": result.trace_id, "source": result.source}
-    for name in _TOLD & metadata.keys():
+    for name in _METADATA & metadata.keys():
         call[name] = metadata[name]
     if result.error is None:
         call |= result.about()
@@ -472,7 +472,7 @@ def _about(result: Result) -> Json:
     return {"interlock/call": call}
 
 
-_TOLD = frozenset(("approval", "pagination", "deprecation", "warnings", "hook_outputs", "handoffs"))
+_METADATA = frozenset(("approval", "pagination", "deprecation", "warnings", "hook_outputs", "handoffs"))
 
 
 def _words(failure: Failure) -> str:

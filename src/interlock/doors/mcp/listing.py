@@ -37,7 +37,7 @@ from interlock.doors.mcp.surface_tools import DOCUMENTS, SAMPLED
 PAGE = 250
 # In `_meta` of tools/list: what the client expects of tools, a schema of their input for each.
 EXPECTS = "interlock/expects"
-_KEPT = 20_000
+_MOST_DESCRIBED = 20_000
 # Keywords that must stay at the root of a schema, where references to them lead.
 _SHARED = ("$schema", "$defs", "definitions")
 
@@ -131,7 +131,7 @@ class Listing:
         key = row.digest, self._names.of(row.address), row.notice.removal_ms if row.notice else 0, available
         found = self._described.get(key)
         if found is None:
-            if len(self._described) >= _KEPT:
+            if len(self._described) >= _MOST_DESCRIBED:
                 self._described.clear()
             document = describe(version, key[1], available)
             found = Described(document, orjson.dumps(document), form_of(version.contract), is_for_apps(version))

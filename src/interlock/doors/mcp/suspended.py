@@ -35,9 +35,10 @@ from interlock.data.schema import Json
 from interlock.doors.mcp.calling import Calling, RunningCall, Wanted, not_made
 from interlock.doors.mcp.context import Context
 from interlock.doors.mcp.elicitation import News
-from interlock.doors.mcp.suspended_call import ANSWER_S, Reading, SuspendedCall, owner_of
+from interlock.doors.mcp.suspended_call import Reading, SuspendedCall, owner_of
 from interlock.doors.mcp.tasks import Tasks, takes_tasks
 
+ANSWER_S = 600.0
 _KEY = "interlock/key"
 
 

@@ -22,7 +22,6 @@ from interlock.data.untrusted import members
 from interlock.doors.mcp.calling import Fault, RunningCall, Wanted
 from interlock.doors.mcp.elicitation import QUESTIONS, News, hear
 
-ANSWER_S = 600.0
 MAX_WAITING = 1000
 MAX_PER_CALLER = 16
 _Question = tuple[str, Json, "asyncio.Future[Json]"]

@@ -1,4 +1,4 @@
-"""How a call in the sandbox ended, judged by the facts about its run."""
+"""The outcome of a call in the sandbox, judged by the facts about its run."""
 
 from __future__ import annotations
 

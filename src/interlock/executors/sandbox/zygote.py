@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 _INODES = 16_384
 _SETUP_FAILED = 120
-_WAYS_IN = 4
+_DESCRIPTORS = 4
 _OTHER = linux.NEWNS | linux.NEWPID | linux.NEWNET | linux.NEWIPC | linux.NEWUTS | linux.NEWCGROUP
 
 
@@ -214,7 +214,7 @@ def _confine(zygote: _Zygote, spec: Json, control: socket.socket, out: int, err:
     linux.close_from(4)
     control = socket.socket(fileno=3)
     inside = listen_inside() if spec["tier"] == 2 else None
-    go, ways_in, _, _ = socket.recv_fds(control, 1, _WAYS_IN)
+    go, ways_in, _, _ = socket.recv_fds(control, 1, _DESCRIPTORS)
     if go != b"G":
         os._exit(0)
     for way_in in ways_in:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from interlock.approvals import mechanism, standing, tickets
 from interlock.approvals.ticket import Ticket
-from interlock.authority.approval_gate import ASKING_TIER
+from interlock.authority.approval_gate import APPROVAL_TIER
 from interlock.authority.facts import in_normal_form
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
@@ -105,7 +105,7 @@ class ApprovalRequests:
             return False  # an approval of calls of a tool is none of undoing them
         if call.request.caller.passed_on:
             return False  # nor of requests that others pass on to the caller
-        if tool.tier >= ASKING_TIER:
+        if tool.tier >= APPROVAL_TIER:
             return False  # every call with full access needs an approval of its own
         look = partial(
             standing.find,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.approvals import standing
 from interlock.approvals.standing import Standing
-from interlock.authority.approval_gate import ASKING_TIER
+from interlock.authority.approval_gate import APPROVAL_TIER
 from interlock.core.clock import Clock, new_id
 from interlock.core.errors import Failure
 from interlock.gateway import token_checks
@@ -51,7 +51,7 @@ class StandingApprovals:
         """
         version = await self._catalog.resolve(tool, versions)
         contract = version.contract
-        if contract.manifest.tier >= ASKING_TIER:
+        if contract.manifest.tier >= APPROVAL_TIER:
             raise Failure(
                 "E3004",
                 f"{contract.ref} runs in sandbox tier {contract.manifest.tier}, with full access, so a person must"

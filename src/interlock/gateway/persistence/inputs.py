@@ -62,7 +62,7 @@ class InputStore:
         if waits or call.more.approval is not None or call.known:
             # A call that waited can end more than once under its id: one that is refused for a while is tried again.
             ref = f"{ref}.{secrets.token_hex(8)}"
-        if size > inputs.LARGEST_KEPT and self._settings.keep_inputs != "always":
+        if size > inputs.LARGEST_STORED and self._settings.keep_inputs != "always":
             return SentInputs(ref, b"", None, inputs.TOO_LARGE)
         if size <= LARGE_INPUT:
             return SentInputs(ref, encode(inputs.to_keep(call)), None)

@@ -38,9 +38,9 @@ LISTEN_PAUSE_S = (1.0, 60.0)
 _NEGOTIATION = frozenset({"initialize", "server/discover"})
 _CHANGES = {f"notifications/{kind}/list_changed": kind for kind in ("tools", "resources", "prompts")}
 # Requests during which a server may ask or log something, and their names.
-_ASKING = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_INTERACTIVE = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 # Requests whose name, URI or task the protocol wants repeated in a header.
-_NAMED = {**_ASKING, "tasks/get": "taskId", "tasks/update": "taskId", "tasks/cancel": "taskId"}
+_NAMED = {**_INTERACTIVE, "tasks/get": "taskId", "tasks/update": "taskId", "tasks/cancel": "taskId"}
 
 _PROTOCOL_VERSION, _CLIENT_INFO = f"{META}protocolVersion", f"{META}clientInfo"
 _CLIENT_CAPABILITIES = f"{META}clientCapabilities"
@@ -503,8 +503,8 @@ class Session:
         """
         if of is not None:
             owner = self._pending.get(of)
-            return [] if owner is None or owner.method not in _ASKING else [owner]
-        return [one for one in self._pending.values() if one.method in _ASKING]
+            return [] if owner is None or owner.method not in _INTERACTIVE else [owner]
+        return [one for one in self._pending.values() if one.method in _INTERACTIVE]
 
     async def _answer(self, number: Any, method: str, params: Json, of: int | None) -> None:
         answer: Json = {"jsonrpc": "2.0", "id": number}

@@ -34,7 +34,7 @@ MAX_LOST_POLLS = 5
 MAX_ID = 1024
 MAX_QUESTIONS = 100
 _SENT: Json = {"sent": True}
-_UNDER_WAY = ("working", "input_required")
+_UNFINISHED = ("working", "input_required")
 
 # Sends a request about a task and returns the answer.
 Send = Callable[[str, Json], Awaitable[Json]]
@@ -55,7 +55,7 @@ async def follow(
     task = _Task(name, send, call, questions)
     state = created
     try:
-        while state.get("status") in _UNDER_WAY:
+        while state.get("status") in _UNFINISHED:
             task.tell(state)
             task.ask(state)
             await task.pause(state)

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from interlock.api.selection import MOST_REQUEST
 from interlock.api.surface_view import MOST, PAGE
 from interlock.api.surfaces import MOST_AT_ONCE
 from interlock.doors.rest.models.common import Answer, Body, Json, Name, Query, example
-from interlock.selection.stages import MOST_REQUEST
 
 
 class SurfaceQuery(Query):

@@ -28,7 +28,7 @@ from interlock.gateway.hooks import Seen
 from interlock.testing import FakeClock
 from tests.sample import Text
 from tests.support.calls import admit, code, records, until
-from tests.support.tickets import BEN, DAY, ask, opened, outbox, refusal, ticket_of
+from tests.support.tickets import ANN, BEN, DAY, ask, opened, outbox, refusal, ticket_of
 
 Json = dict[str, Any]
 Read = Annotated[str, Field(description="the version that was read", examples=["1"])]
@@ -194,6 +194,37 @@ async def test_a_budget_that_is_used_up_while_a_call_waits_stops_it(tmp_path: Pa
         refused = await app.approved_calls.resume(ticket_of(second))
         assert code(refused) == "E3210"
         assert outbox.sent == [("carl", "")]
+
+
+async def test_of_two_approved_calls_that_take_the_last_use_of_a_standing_approval_the_other_runs_when_tried_again(
+    app: Interlock, clock: FakeClock
+) -> None:
+    """An attempt that loses the race is on record as a failure that allows another; nothing of the call began."""
+    tickets = [await ask(app, key=key) for key in "ab"]
+    for ticket in tickets:
+        await app.approvals.approve(ticket, by=BEN)
+    standing = await app.standing_approvals.grant(
+        "demo.mail", by=BEN, caller=ANN, arguments={"to": "carl", "note": "*"}, uses=1, expires_ms=clock.now_ms + 60_000
+    )
+    first = await asyncio.gather(*(app.approved_calls.resume(ticket) for ticket in tickets))
+    assert sorted(str(code(one)) for one in first) == ["E3410", "None"]
+    (lost,) = [ticket for ticket, one in zip(tickets, first, strict=True) if not one.ok]
+    (won,) = [ticket for ticket in tickets if ticket != lost]
+    assert len(outbox.sent) == 1
+    assert (await app.approvals.show(lost)).state == "APPROVED", "its own approval was not used"
+    assert (await app.approved_calls.resume(lost)).ok
+    assert len(outbox.sent) == 2
+    calls = {ticket: (await app.approvals.show(ticket)).call for ticket in tickets}
+    ended = {ticket: records(app, call) for ticket, call in calls.items()}
+    assert [(one["status"], one["approvalTicketId"]) for one in ended[won]] == [("SUCCESS", standing.id)]
+    refused, ran = ended[lost]
+    assert (refused["status"], refused["error_code"]) == ("ERROR", "E3410")
+    assert (ran["status"], ran["approvalTicketId"]) == ("SUCCESS", lost)
+    (intent,) = records(app, calls[lost], kind="intent")
+    assert intent["approvalTicketId"] == lost
+    assert [(await app.approvals.show(ticket)).state for ticket in (won, lost)] == ["VOID", "USED"]
+    for ticket in tickets:
+        assert (await refusal(app.approved_calls.resume(ticket))).code == "E3411"
 
 
 @pytest.mark.proves("HITL-10")

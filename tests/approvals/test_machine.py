@@ -237,7 +237,8 @@ class Approvals(RuleBasedStateMachine):
     def _allowed_by(self, run: Run) -> str:
         """The approval that an execution's own records cite: the intent before it and the closing after it agree.
 
-        An attempt that could not run just then has a closing before the intent, with an error that allows another.
+        An attempt that could not run just then has a closing before the intent, with an error that allows another: it
+        lost the last use of a standing approval to a call that ran at once, say, and its own approval is still there.
         """
         rows = self.app.journal.reader.all(
             "SELECT kind, body FROM journal WHERE call = ? AND kind IN ('intent', 'closed') ORDER BY seq", (run.call,)

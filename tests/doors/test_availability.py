@@ -77,8 +77,8 @@ async def test_every_wire_marks_the_tools_of_an_upstream_that_does_not_answer(ho
         assert await upstreams.probe("bank") == "unavailable"
         assert set((await _listed(place)).values()) == {"UNAVAILABLE"}
         asked = len(server.got)
-        for door, way in place.ways.items():
-            told = await way(Wish("bank.rate", {"of": "CHF"}))
+        for door, row in place.rows.items():
+            told = await row.call(Wish("bank.rate", {"of": "CHF"}))
             assert told.error is not None, door
             # From the sixth on, it is the breaker that refuses.
             assert (told.error[0] in ("E3502", "E3501"), told.error[2]) == (True, "dependency_unavailable"), door
@@ -87,8 +87,8 @@ async def test_every_wire_marks_the_tools_of_an_upstream_that_does_not_answer(ho
         assert await upstreams.probe("bank") == "available"
         assert set((await _listed(place)).values()) == {"AVAILABLE"}
         assert (await place.app.catalog.resolve("bank.rate")).row == registered, "and nothing was registered anew"
-        for door, way in place.ways.items():
-            assert (await way(Wish("bank.rate", {"of": "CHF"}))).error is None, door
+        for door, row in place.rows.items():
+            assert (await row.call(Wish("bank.rate", {"of": "CHF"}))).error is None, door
 
 
 @pytest.mark.proves("SURF-01")
@@ -113,7 +113,7 @@ async def test_a_loaded_tool_of_an_upstream_that_does_not_answer_leaves_the_surf
         assert await upstreams.probe("bank") == "unavailable"
         assert await shown() == ([], {"bank.rate": "setup_required"})
         asked = len(server.got)
-        for door in (one for one in place.ways if one != "library"):
+        for door in (one for one in place.rows if one != "library"):
             told = await place.rows[door].call(Wish("bank.rate", {"of": "CHF"}))
             assert told.error is not None, door
             assert (told.error[0] in ("E3502", "E3501"), told.error[2]) == (True, "dependency_unavailable"), door
@@ -121,7 +121,7 @@ async def test_a_loaded_tool_of_an_upstream_that_does_not_answer_leaves_the_surf
         server.otherwise = lambda _: json_answer({"rate": 1})
         assert await upstreams.probe("bank") == "available"
         assert await shown() == (["bank.rate"], {})
-        for door in (one for one in place.ways if one != "library"):
+        for door in (one for one in place.rows if one != "library"):
             assert (await place.rows[door].call(Wish("bank.rate", {"of": "CHF"}))).error is None, door
 
 

@@ -213,7 +213,7 @@ async def test_an_approved_call_is_one_invocation_from_its_request_to_its_end(pl
 @pytest.mark.parametrize("sent", [0, -7, "7", "a" * 200, "é\u2028", "a" * 201])
 async def test_a_client_finds_its_call_by_its_own_id(place: Place, sent: int | str) -> None:
     body = {"jsonrpc": "2.0", "id": sent, "method": "tools.invoke", "params": ["demo.add", {"a": 1}]}
-    answer = await place.http.post("/rpc", json=body, headers={"authorization": f"Bearer {place.token('full')}"})
+    answer = await place.http.post("/rpc", json=body, headers={"authorization": f"Bearer {place.tokens['full']}"})
     assert answer.json()["id"] == sent
     kept = place.invocation((await place.last("closed"))["call"])["native_call_id"]
     if len(str(sent)) > 200:
@@ -339,7 +339,7 @@ async def test_the_same_progress_arrives_in_order_over_the_library_rest_grpc_and
     async def start() -> AsyncGenerator[wire.RunRequest]:
         yield wire.RunRequest(start=wire.InvokeRequest(tool_id="life.climbs", arguments_json=b'{"steps":5}'))
 
-    bearer = (("authorization", f"Bearer {place.token('full')}"),)
+    bearer = place.metadata()
     stream = place.stub.Run(start(), metadata=bearer)
     events = [event async for event in stream]
     told = [event.progress for event in events if event.HasField("progress")]
@@ -363,7 +363,7 @@ async def test_the_same_progress_arrives_in_order_over_the_library_rest_grpc_and
 
 @pytest.mark.proves("LIFE-14")
 async def test_the_event_stream_of_a_call_that_has_ended_takes_no_more_progress(place: Place) -> None:
-    bearer = {"authorization": f"Bearer {place.token('full')}"}
+    bearer = {"authorization": f"Bearer {place.tokens['full']}"}
     body: Json = {"tool_id": "life.talks", "parameters": {}, "execution_mode": "async"}
     call: Json = (await place.http.post("/v1/tools/invoke", json=body, headers=bearer)).json()
     async with place.http.stream("GET", call["events"], headers=bearer) as stream:
@@ -386,7 +386,7 @@ def _told(lines: list[str]) -> list[Json]:
 async def _followed(place: Place) -> list[Json]:
     """The progress of a background call, as its event stream tells it."""
     stage.release.clear()
-    http, bearer = place.http, {"authorization": f"Bearer {place.token('full')}"}
+    http, bearer = place.http, {"authorization": f"Bearer {place.tokens['full']}"}
     body = {"tool_id": "life.climbs", "parameters": {"steps": 5}, "execution_mode": "async"}
     call: Json = (await http.post("/v1/tools/invoke", json=body, headers=bearer)).json()
     listening = len(place.app.gateway.observer.followers)

@@ -80,7 +80,8 @@ class Heard:
             return Told(error=self.triple, advice=self.envelope["resolution"], envelope=dict(self.envelope))
         if self.pending is not None:
             return Told(pending=True)
-        return Told(self.data, files=self.files, deprecation=(self.about or {}).get("deprecation"))
+        about: Json = self.about or {}
+        return Told(self.data, files=self.files, deprecation=about.get("deprecation"))
 
 
 def failed(envelope: Mapping[str, Any]) -> Told:

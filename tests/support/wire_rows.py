@@ -177,7 +177,7 @@ class Rest(Wire):
     async def _get(self, path: str, token: str = "full", **query: Any) -> httpx.Response:
         return await self._ends.http.get(path, params=query, headers=self._ends.bearer(token))
 
-    async def _post(self, path: str, body: Json | None = None, **query: Any) -> httpx.Response:
+    async def _post(self, path: str, body: Json | None = None, query: Json | None = None) -> httpx.Response:
         return await self._ends.http.post(path, json=body, params=query, headers=self._ends.bearer())
 
     async def heard(self, wish: Wish) -> Heard:
@@ -245,7 +245,7 @@ class Rest(Wire):
 
     async def cancel(self, call: str, reason: str = "") -> str:
         given = {"reason": reason} if reason else {}
-        return (await self._post(f"/v1/calls/{call}/cancel", **given)).json()["outcome"]
+        return (await self._post(f"/v1/calls/{call}/cancel", query=given)).json()["outcome"]
 
     async def resume(self, call: str) -> None:
         assert (await self._post(f"/v1/tools/resume/{call}")).status_code == 200
@@ -585,7 +585,7 @@ class Mcp(Wire):
         text = await self.tool("search_tools", {"queries": [query]})
         result: Json = orjson.loads(text)["result"]
         found = result["structuredContent"]["results"][0]
-        data = {"pending": [], **found, "deferred": result.get("_meta", {}).get("interlock/deferred", [])}
+        data: Json = {"pending": [], **found, "deferred": result.get("_meta", {}).get("interlock/deferred", [])}
         data["tools"] = [one for one in found["tools"] if one["loaded"]]
         return Heard(text, "result", data)
 

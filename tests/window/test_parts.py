@@ -61,7 +61,10 @@ def _mcp_tool(modern: bool) -> Any:
 
 
 def _over(wire: str) -> Any:
-    return lambda wires, ref, part: wires.rows[wire].part(ref, part)
+    async def read(wires: Wires, ref: str, part: Json) -> Json:
+        return await wires.rows[wire].part(ref, part)
+
+    return read
 
 
 WAYS: dict[str, Any] = {

@@ -178,7 +178,7 @@ class Journal:
         return done
 
     def append(self, kind: str, call: str, body: bytes, *, awaited: bool = True) -> asyncio.Future[None]:
-        """Make one record durable: await what this returns. One that is not `awaited` at once goes with the next batch."""
+        """Make one record durable: await what this returns. One that is not `awaited` goes with the next batch."""
         future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         self._enqueue(Waiting((kind, call, body), future), on_the_spot=awaited)
         return future

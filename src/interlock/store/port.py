@@ -239,7 +239,7 @@ class Store(Protocol):
         ...
 
     def append(self, kind: str, call: str, body: bytes, *, awaited: bool = True) -> Future[None]:
-        """Make one record durable: await the result. One that is not `awaited` at once goes with the next batch."""
+        """Make one record durable: await the result. One that is not `awaited` goes with the next batch."""
         ...
 
     def record(self, kind: str, call: str, body: bytes) -> None:

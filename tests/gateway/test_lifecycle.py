@@ -38,7 +38,7 @@ from tests import sample, warm
 from tests.gateway import isolated_tools as cell
 from tests.sample import world
 from tests.support import source
-from tests.support.calls import SIX, admit, publish, records, until
+from tests.support.calls import SIX, admit, publish, records, turn, until
 from tests.support.executors import site
 from tests.support.stores import bury, lives
 
@@ -341,6 +341,25 @@ async def test_reads_that_were_answered_before_a_kill_are_recorded_by_the_next_p
     assert len(records(app)) == 4
     assert verify(app.home).intact
     assert list(app.home.instances.glob("*.reads")) == []
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("audit", ["batched", "durable"])
+async def test_a_caller_who_is_alone_is_answered_before_the_record_in_batched_mode_alone(
+    home: Path, audit: str, hooked: bool
+) -> None:
+    async with Interlock.open(home, housekeeping=False, audit=audit) as app:
+        app.catalog.attach(sample.add)
+        await app.journal.commit(publish(sample.add))
+        if hooked:  # then reads take the regular phases
+            app.hook(Hook(id="looks", when="pre", run=lambda _: None))
+        for number in range(3):
+            await app.journal.drain()
+            await turn()  # the first record of a turn of the loop may be written where it comes up
+            result = await app.call("demo.add", a=number, b=1)
+            assert len(records(app, result.invocation_id)) == (0 if audit == "batched" else 1)
+            await app.journal.drain()
+            assert len(records(app, result.invocation_id)) == 1
 
 
 async def test_an_answer_without_room_for_its_note_waits_for_its_record(

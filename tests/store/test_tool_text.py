@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from interlock import Interlock
 from interlock.contract.source_text import stored_text, tool_of_text
 from interlock.core.errors import Failure
 from interlock.registry.source import load
 from interlock.store.postgres.connection import PostgresConnection
+from tests.support.calls import until
 from tests.support.cli import Cli
 from tests.support.postgres import Server
 
@@ -121,6 +124,28 @@ def test_a_machine_without_the_files_runs_and_undoes_what_another_has_admitted(
     assert first.call("notes.whole", {"name": "you"})["structured_content"] == "hello you"
 
 
+async def test_a_text_that_is_stored_later_is_found_by_machines_that_run(
+    tmp_path: Path, postgres_server: Server
+) -> None:
+    """A tool of a version that stored no texts, which is added once more."""
+    store = postgres_server.new_schema()
+    first, second = machines(tmp_path, store)
+    with closing(PostgresConnection(store)) as owner:
+        owner.execute("DELETE FROM fact WHERE name LIKE 'text:%'")
+        owner.execute("DELETE FROM tool_source")
+    async with Interlock.open(second.home, store=store, housekeeping=False) as app:
+        refused = (await app.call("notes.whole", name="you")).error
+        assert refused is not None
+        assert refused.code == "E3108"
+        added = await asyncio.to_thread(first, "tools", "add", "note_tools.py")
+        assert added.code == 0, added.err
+
+        async def runs() -> bool:
+            return (await app.call("notes.whole", name="you")).ok
+
+        await until(runs)
+
+
 def test_a_text_that_was_changed_in_the_store_is_not_run(tmp_path: Path, postgres_server: Server) -> None:
     store = postgres_server.new_schema()
     first, second = machines(tmp_path, store)
@@ -185,6 +210,27 @@ def test_no_tool_is_made_of_another_text(loaded: dict[str, Any], was: str, becom
         with pytest.raises(Failure) as refused:
             tool_of_text(tool.manifest, body.replace(was, becomes).encode())
         assert refused.value.code == "E3103"
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"7", b'["a", "b"]', b'[7, "", []]', b'["", "", [7]]', b'["", "", [["a", 7]]]',
+                                  b'["", "", [["a", [7, 1]]]]', b'["", "", [[[], ["", 1]]]]'])  # fmt: skip
+def test_no_tool_is_made_of_a_text_of_another_form(loaded: dict[str, Any], body: bytes) -> None:
+    with pytest.raises(Failure) as refused:
+        tool_of_text(loaded["whole"].manifest, body)
+    assert refused.value.code == "E3103"
+
+
+def test_a_tool_with_an_annotation_of_many_parts_is_made_of_its_text(tmp_path: Path) -> None:
+    file = tmp_path / "many.py"
+    file.write_text(
+        "import interlock\nfrom typing import Annotated\nfrom interlock import Field, tool\n\n"
+        '@tool(version="1.0.0", mutation_class="read_only", namespace="notes", sandbox=True)\n'
+        f"def many(a: Annotated[{' | '.join(['int'] * 400)}, Field(description='a', examples=[1])],"
+        " ctx: interlock.Context) -> int:\n"
+        '    """Say the number one."""\n    return 1\n'
+    )
+    (many,) = load(str(file))[1]
+    assert tool_of_text(many.manifest, stored_text(many) or b"").takes_context
 
 
 def test_of_a_tool_that_is_not_declared_at_the_top_of_its_module_no_text_is_kept(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.call.connector import Connector, Interaction
+from interlock.call.connector import ALONE, Connector, Interaction
 from interlock.call.context import Caller
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
@@ -556,6 +556,27 @@ async def test_a_modern_question_is_put_to_a_client_that_can_be_asked_right_away
         assert one.health()["sessions"] == 1
     assert orjson.loads(text(value)) == [{"one": {"action": "accept", "content": {}}}, "s"]
     assert asked == ["elicitation/create: how many?"]
+
+
+@ERAS
+async def test_a_question_of_a_call_that_has_ended_is_put_to_no_other_caller(era: tuple[str, ...]) -> None:
+    """Where callers share a conversation, in which no server may ask."""
+    asked: list[str] = []
+
+    async def answer(method: str, params: Json) -> Json:
+        asked.append(method)
+        return {"action": "accept", "content": {}}
+
+    async with scripted(*era) as one:
+        able = Interaction({"elicitation": {}}, answer) if era else ALONE
+        waits = asyncio.create_task(ask(one, "late", interaction=able))
+        await until(lambda: one.health()["busy"] == 1)
+        ends = asyncio.create_task(ask(one, "hang"))
+        await until(lambda: one.health()["busy"] == 2)
+        ends.cancel()
+        told = (await waits)["structuredContent"]["told"]
+    assert (asked, told["code"]) == ([], -32603 if era else -32601)
+    assert "nobody was asked" in told["message"]
 
 
 async def test_clients_that_can_be_asked_share_the_process_where_questions_are_not_passed_on() -> None:

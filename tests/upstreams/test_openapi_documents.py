@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import copy
 import email
@@ -712,6 +713,50 @@ async def test_a_result_says_that_it_was_checked_in_part_where_the_document_is_g
             await app.upstreams.accept("it", by=app.caller, reason="it is text now")
             accepted = await app.call("it.look")
             assert (accepted.ok, accepted.metadata.get("warnings")) == (True, None)
+
+
+async def test_calls_that_were_made_do_not_wait_for_a_document_that_hangs(tmp_path: Path) -> None:
+    """They end with their results, and in time: a write would be one of unknown outcome otherwise."""
+    large = _chained(_deep(), "ask", "bid", "cut")
+    hangs, overlay = False, {"defaults": {"mutation_class": "read_only"}}
+    async with HttpServer.open() as server:
+
+        def answer(got: Got) -> Answer:
+            if got.path != "/openapi.json":
+                return json_answer(_nested(7))
+            return Answer(hang=True) if hangs else json_answer(large)
+
+        server.otherwise = answer
+        config: Json = {"urls": [server.url], "allow_private": True, "openapi": f"{server.url}/openapi.json"}
+        async with Interlock.open(tmp_path, housekeeping=False) as app:
+            await app.upstreams.add("it", "openapi", config, by=app.caller, overlay=overlay)
+        hangs = True
+        server.got.clear()
+        async with Interlock.open(tmp_path, housekeeping=False) as app:
+            made = await asyncio.gather(*(app.call(f"it.{name}", timeout_s=3) for name in ("ask", "bid", "cut")))
+            for result in made:
+                assert (result.ok, result.metadata.get("warnings")) == (True, ["RESULT_CHECKED_IN_PART"]), result.error
+        assert [got.path for got in server.got].count("/openapi.json") == 1, "all wait for the same one"
+
+
+@pytest.mark.parametrize("levels", [300, 1000])
+async def test_a_result_that_is_nested_as_deep_as_its_reader_allows_is_refused(tmp_path: Path, levels: int) -> None:
+    """The whole schema leads back to itself through many others, each of which takes its part of the stack."""
+    again: Json = {"$ref": "#/components/schemas/L0"}
+    for at in range(80):
+        again = {"anyOf": [again, {"type": "null"}]} if at % 2 else {"allOf": [again]}
+    schemas = _deep()
+    schemas["L60"]["properties"]["again"] = again
+    schemas["L0"]["properties"]["again"] = {"$ref": "#/components/schemas/L60/properties/again"}
+    body = b'{"again":' * levels + b"7" + b"}" * levels
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
+        config: Json = {"urls": [server.url], "allow_private": True, "openapi": _chained(schemas, "look")}
+        overlay = {"defaults": {"mutation_class": "read_only"}}
+        await app.upstreams.add("it", "openapi", config, by=app.caller, overlay=overlay)
+        server.otherwise = lambda _: Answer(body=body)
+        refused = await app.call("it.look")
+        assert refused.error is not None
+        assert refused.error.code == "E3303"
 
 
 @pytest.mark.shows("OpenAPI", "changed definitions")

@@ -51,18 +51,31 @@ def stored_text(tool: Tool[..., Any]) -> bytes | None:
 
 def tool_of_text(manifest: Manifest, body: bytes) -> Tool[..., Any]:
     """The tool with this manifest, made of its text. E3103 if the text is not that of the tool."""
-    text, package, modules = orjson.loads(body)
-    pinned = Pinned(text=text, package=package, modules={name: (one[0], one[1]) for name, one in modules})
-    found = _find(manifest, text)
-    execution = manifest.execution
+    pinned, execution = _pinned(body), manifest.execution
+    found = None if pinned is None else _find(manifest, pinned.text)
     if (
-        found is None
+        pinned is None
+        or found is None
         or execution is None
-        or execution.implementation != digest_of_sources(_sources(text, *found), pinned)
-        or not _is_package_of(package, execution.target)
+        or execution.implementation is None
+        or execution.implementation != digest_of_sources(_sources(pinned.text, *found), pinned)
+        or not _is_package_of(pinned.package, execution.target)
     ):
         raise Failure("E3103", f"the text of {manifest.address}@{manifest.version} in the store is another one")
     return _make(manifest, pinned, *found)
+
+
+def _pinned(body: bytes) -> Pinned | None:
+    """The source in a stored text; None if it is of another form."""
+    try:
+        text, package, modules = orjson.loads(body)
+        read = Pinned(
+            text=text, package=package, modules={name: (one, bool(is_one)) for name, (one, is_one) in modules}
+        )
+    except (ValueError, TypeError):
+        return None
+    texts = [read.text, read.package, *read.modules, *(one for one, _ in read.modules.values())]
+    return read if all(isinstance(one, str) for one in texts) else None
 
 
 def _find(manifest: Manifest, text: str) -> tuple[_Function, dict[str, _Function]] | None:
@@ -160,11 +173,11 @@ def _names_of_context(text: str) -> frozenset[str]:
 
 
 def _asks_for(annotation: ast.expr | None, contexts: frozenset[str]) -> bool:
-    if annotation is None:
-        return False
     if isinstance(annotation, ast.Constant):
         return annotation.value in contexts  # in quotes
-    return ast.unparse(annotation) in contexts
+    if isinstance(annotation, ast.Attribute) and isinstance(annotation.value, ast.Name):
+        return f"{annotation.value.id}.{annotation.attr}" in contexts
+    return isinstance(annotation, ast.Name) and annotation.id in contexts
 
 
 def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:

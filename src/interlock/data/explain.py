@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
 
@@ -43,15 +43,17 @@ def input_faults(schema: Schema, value: Any, noun: str = "parameter") -> list[Fa
     return sorted(some) + more
 
 
-def faults_below(errors: Iterable[Any], depth: int) -> list[Fault]:
-    """List faults of a result that is so many members deep in what was checked, as `output_faults` does."""
-    some = islice(errors, MOST_FAULTS)
-    return sorted({Fault(pointer(list(error.instance_path)[depth:]), _rule(error) + _kind(error)) for error in some})
+def output_faults(schema: Schema, value: Any, *, below: int = 0) -> list[Fault]:
+    """List the faults of a result: the path, the broken rule and the kind of the value, never the value itself.
 
-
-def output_faults(schema: Schema, value: Any) -> list[Fault]:
-    """List the faults of a result: the path, the broken rule and the kind of the value, never the value itself."""
-    return sorted({Fault(pointer(error.instance_path), _rule(error) + _kind(error)) for error in schema.errors(value)})
+    `below`: how many members deep the result is in the value. They are left out of the paths.
+    """
+    return sorted(
+        {
+            Fault(pointer(list(error.instance_path)[below:]), _rule(error) + _kind(error))
+            for error in schema.errors(value)
+        }
+    )
 
 
 def _explain(schema: Schema, error: Any, noun: str) -> Iterator[Fault]:

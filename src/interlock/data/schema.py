@@ -29,6 +29,9 @@ MASK = "the value"
 # The number of faults of one document that are explained. Explaining a fault costs far more than finding it.
 MOST_ERRORS = 100
 
+# Explaining takes time in the cube of this number, and cannot be interrupted: about 0.2 s for it.
+_MOST_STEPS = 400
+
 # raised by jsonschema_rs for values that JSON cannot represent
 # Checking takes time in proportion, for each value, and cannot be interrupted.
 _MOST_CHECKS = 5000
@@ -108,6 +111,11 @@ class Schema:
     @cached_property
     def _recursive(self) -> bool:
         return _refers_to_itself(self.document, self.document, (), set())
+
+    @cached_property
+    def _chain(self) -> int:
+        """How many subschemas lead to each other for one value."""
+        return Places(self.document).chain(_MOST_STEPS)
 
     @property
     def properties(self) -> Json:
@@ -213,6 +221,9 @@ class Schema:
         try:
             if self._recursive and _too_deep(value):
                 return list(compile_validator(False).iter_errors(None))
+            # INVARIANT: explaining takes no more stack, and no more time, than this many subschemas below each other.
+            if self._chain * _levels(value, _MOST_STEPS) > _MOST_STEPS:
+                return [] if self.fits(value) else list(compile_validator(False).iter_errors(None))
             return list(islice(self.validator.iter_errors(value), MOST_ERRORS))
         except _UNFIT:
             return list(compile_validator(False).iter_errors(None))
@@ -233,7 +244,7 @@ DEEPEST = 200
 
 def _refers_to_itself(root: Json, node: Json, trail: tuple[str, ...], cleared: set[str]) -> bool:
     """Whether following references can lead back to their start. Each reference is followed once."""
-    for part in walk(node):
+    for part in _parts_of(node):
         ref = part.get("$ref")
         if "$dynamicRef" in part or "$recursiveRef" in part or ref in trail or len(trail) > 50:
             return True
@@ -250,10 +261,28 @@ def _refers_to_itself(root: Json, node: Json, trail: tuple[str, ...], cleared: s
     return False
 
 
+def _parts_of(node: Json) -> Iterator[Json]:
+    """Every object in a schema that may be a subschema, those in an allOf, a condition or a definition included."""
+    waiting: list[Any] = [node]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            part = cast("Json", one)
+            yield part
+            waiting.extend(part.values())
+        elif isinstance(one, list):
+            waiting.extend(cast("list[Any]", one))
+
+
 def _too_deep(value: Any) -> bool:
-    """Whether a value is nested deeper than allowed. Works level by level, so that it needs no stack."""
+    """Whether a value is nested deeper than allowed."""
+    return _levels(value, DEEPEST) > DEEPEST
+
+
+def _levels(value: Any, most: int) -> int:
+    """How many levels a value has, up to one more than `most`. Works level by level, so that it needs no stack."""
     level: list[Any] = [value]
-    for _ in range(DEEPEST):
+    for number in range(most):
         level = [
             item
             for one in level
@@ -261,8 +290,8 @@ def _too_deep(value: Any) -> bool:
             for item in (cast("Json", one).values() if isinstance(one, dict) else cast("list[Any]", one))
         ]
         if not level:
-            return False
-    return True
+            return number + 1
+    return most + 1
 
 
 def _internal(root: Json, node: Json) -> frozenset[str]:

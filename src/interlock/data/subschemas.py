@@ -10,7 +10,7 @@ The same subschemas give the same place, so a recursive schema makes a finite gr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Any, cast
 from urllib.parse import unquote
@@ -160,10 +160,18 @@ class Places:
         Counts up to `most + 1`, and nothing where there are no references. A schema of a few lines can double the
         number with each of them.
         """
+        if not any(word in node for node in _nodes(self._document) for word in _REFERENCES):
+            return 1
+        return self._counted(sum, most)
+
+    def chain(self, most: int) -> int:
+        """Return how many subschemas lead to each other without a step into the value, at most. Counts up to `most`."""
+        return self._counted(max, most)
+
+    def _counted(self, together: Callable[[Iterable[int]], int], most: int) -> int:
+        """Count the subschemas that one is checked with: its own, and those of its parts, added or the most of them."""
         counted: dict[int, int] = {}
         nodes = list(_nodes(self._document))
-        if not any(word in node for node in nodes for word in _REFERENCES):
-            return 1
         waiting: list[tuple[Any, bool]] = [(node, False) for node in nodes]
         while waiting:
             node, expanded = waiting.pop()
@@ -172,7 +180,7 @@ class Places:
             part = cast("Json", node)
             beside = [*self._same_place(part, everywhere=True), part.get("not")]
             if expanded:
-                counted[id(part)] = min(most + 1, 1 + sum(counted.get(id(one), 1) for one in beside))
+                counted[id(part)] = min(most + 1, 1 + together([0, *(counted.get(id(one), 1) for one in beside)]))
             else:
                 counted[id(part)] = 1  # what a circle of references adds
                 waiting.append((part, True))

@@ -202,8 +202,9 @@ class FastPath:
             latency_ms = int((self._clock.monotonic() - read.started) * 1_000_000) / 1000
             now_ms = self._clock.now_ms()
             body = records.read(read.id, now_ms, read.trace_id, read.input_hash, latency_ms, value, size, read.rest)
-            written = self._journal.append("closed", read.id, body)
-            if self._batched and not self._journal.crowded and self._started.answer(read.id, body, written):
+            batched = self._batched and not self._journal.crowded
+            written = self._journal.append("closed", read.id, body, awaited=not batched)
+            if batched and self._started.answer(read.id, body, written):
                 written = None
         except Exception:  # noqa: BLE001 - the phases find the same, and do what has to be done about it
             return read

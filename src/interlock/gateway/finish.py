@@ -82,8 +82,9 @@ class Finisher:
             and not ((call.more.mutations or self._inputs.keeps_all) and self._inputs.wanted(call))
         ):  # fmt: skip
             body = records.closed_read(call, now_ms, metadata["latency_ms"], call.more.source, verified)
-            written = self._journal.append("closed", call.id, body)
-            if not self._batched or self._journal.crowded or not self._started.answer(call.id, body, written):
+            batched = self._batched and not self._journal.crowded
+            written = self._journal.append("closed", call.id, body, awaited=not batched)
+            if not batched or not self._started.answer(call.id, body, written):
                 call.recorded = True
                 await written
         else:

@@ -212,8 +212,8 @@ def publish(
         published = tools.digest(transaction, address, version)
         if published is not None:
             if published == digest:
-                if text is not None:
-                    tool_sources.put(transaction, digest, text)
+                if text is not None and tool_sources.put(transaction, digest, text):
+                    tools.bump_epoch(transaction, (address,))  # machines without its file can run it now
                 if code is not None and allow_code(transaction, digest, code):
                     tools.bump_epoch(transaction, (address,))
                     facts = {"event": "tool.code", "tool": ref, "digest": digest, "by": by, "code": code}

@@ -369,6 +369,7 @@ class Catalog:
         """Release what is cached, at the end: parts of a closed data directory may refer to each other for a while."""
         self._drop()
         self._stored.contents.clear()
+        self._stored.texts.clear()
 
     async def _refresh(self) -> None:
         if self._clock.monotonic() >= self._changes.fresh_until:

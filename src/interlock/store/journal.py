@@ -178,10 +178,10 @@ class Journal:
             await DISK.run(self._home.apply_log)
         return done
 
-    def append(self, kind: str, call: str, body: bytes) -> asyncio.Future[None]:
-        """Make one record durable: await what this returns."""
+    def append(self, kind: str, call: str, body: bytes, *, awaited: bool = True) -> asyncio.Future[None]:
+        """Make one record durable: await what this returns. One that is not `awaited` goes with the next batch."""
         future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
-        self._enqueue(Waiting((kind, call, body), future))
+        self._enqueue(Waiting((kind, call, body), future), on_the_spot=awaited)
         return future
 
     def record(self, kind: str, call: str, body: bytes) -> None:
@@ -211,7 +211,7 @@ class Journal:
         while self._pending or self._committing:
             await self._idle.wait()
 
-    def _enqueue(self, waiting: Waiting[Any]) -> None:
+    def _enqueue(self, waiting: Waiting[Any], *, on_the_spot: bool = False) -> None:
         if self._closed:
             raise Failure("E3801", "the journal is closed")
         if len(self._pending) >= MAX_PENDING:
@@ -220,8 +220,7 @@ class Journal:
         if self._scheduled or self._committing:
             return
         self._idle.clear()
-        alone = not self._company and not self._on_the_spot
-        if alone and self.near and waiting.future is not None and not callable(waiting.work):
+        if on_the_spot and self.near and not self._company and not self._on_the_spot:
             self._on_the_spot.append(waiting)
             self._loop.call_soon(self._on_the_spot.clear)
             self._flush()

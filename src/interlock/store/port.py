@@ -238,8 +238,8 @@ class Store(Protocol):
         """
         ...
 
-    def append(self, kind: str, call: str, body: bytes) -> Future[None]:
-        """Make one record durable: await the result."""
+    def append(self, kind: str, call: str, body: bytes, *, awaited: bool = True) -> Future[None]:
+        """Make one record durable: await the result. One that is not `awaited` goes with the next batch."""
         ...
 
     def record(self, kind: str, call: str, body: bytes) -> None:

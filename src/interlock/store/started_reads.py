@@ -48,6 +48,8 @@ class StartedReads:
         # The same of closing records that are not written yet.
         self.answered: dict[str, tuple[int, Future[None]]] = {}
         self._is_refused = False
+        # Whether the last one of them could not be written, which is in the log once.
+        self._is_left = False
 
     def begin(self, call: str, trace_id: str, input_hash: str, rest: str) -> bool:
         """Note that a read starts, as the record of its start. False if there is no room for it.
@@ -90,7 +92,13 @@ class StartedReads:
 
     def _forget(self, call: str, written: Future[None]) -> None:
         """Remove the closing record of a read that is in the journal now. One that could not be written stays."""
-        if not written.cancelled() and written.exception() is None and self.memory is not None:
+        if written.cancelled() or (error := written.exception()) is not None:
+            if not self._is_left:
+                why = "" if written.cancelled() else f": {error}"
+                _log.error("records of reads that were answered are left to the next process%s", why)
+            self._is_left = True
+        elif self.memory is not None:
+            self._is_left = False
             at, _ = self.answered.pop(call)
             self.memory[at] = 0
             self.free.append(at)
@@ -99,9 +107,9 @@ class StartedReads:
         """Wait until the closing records of all reads are written, or cannot be."""
         from asyncio import wait  # commands that look at a data directory do without it
 
-        waiting = [one for _, one in self.answered.values() if not one.done()]
-        if waiting:
-            await wait(waiting)
+        # Also for those that are written: their notes are removed in the next turn of the loop.
+        if self.answered:
+            await wait([one for _, one in self.answered.values()])
 
     def _open(self) -> mmap.mmap | None:
         """Make the file. If that fails once it is not tried again, so that reads do not pay for it."""

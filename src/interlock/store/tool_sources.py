@@ -14,12 +14,15 @@ from interlock.store.port import Reader, Transaction
 _TEXT_OF = "text:"
 
 
-def put(transaction: Transaction, tool: str, body: bytes) -> None:
-    """Store the text of a tool, which `tool` names by the digest of its content. What is there stays."""
+def put(transaction: Transaction, tool: str, body: bytes) -> bool:
+    """Store the text of a tool, which `tool` names by the digest of its content. What is there stays.
+
+    Returns whether the tool had none.
+    """
     digest = hashlib.sha256(body).hexdigest()
     statement = "INSERT INTO tool_source (digest, body) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING"
     transaction.execute(statement, (digest, body))
-    facts.put_once(transaction, f"{_TEXT_OF}{tool}", digest)
+    return facts.put_once(transaction, f"{_TEXT_OF}{tool}", digest)
 
 
 def get(reader: Reader, tool: str) -> bytes | None:

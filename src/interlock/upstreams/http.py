@@ -113,6 +113,7 @@ class HttpUpstream:
 
     async def close(self) -> None:
         self._sender.close()
+        await self._answers.whole.close()
         self._client.close()
 
     async def _document(self, url: str, look: Look) -> Json:
@@ -132,7 +133,8 @@ class HttpUpstream:
     async def _results(self, call: RemoteCall) -> Json:
         """Return the schemas of results that are too large for their tools, from the document."""
         document = self._config.openapi
-        assert document is not None
+        if document is None:
+            raise Failure("E3105", f"`{self._name}` is configured without an OpenAPI document")
         if isinstance(document, str):
             document = await self._document(document, Look(call.credentials))
         return await in_thread(openapi.results, document)

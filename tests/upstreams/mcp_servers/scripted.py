@@ -17,6 +17,7 @@ Json = dict[str, Any]
 OPTIONS = sys.argv[1:]
 OBJECT: Json = {"type": "object", "properties": {}}
 held: list[Json] = []
+late: list[Json] = []
 cancelled: list[Any] = []
 metas: list[Json] = []
 heard: list[str] = []
@@ -120,6 +121,8 @@ def call(request: Json) -> None:
             answer(request, text("done"))
         case "hang":
             print("hanging", file=sys.stderr, flush=True)
+        case "late":
+            late.append(request)
         case "exit":
             os._exit(3)
         case "wait":
@@ -225,6 +228,9 @@ def main() -> None:
                 notify("notifications/subscriptions/acknowledged", request["params"])
             case "notifications/cancelled":
                 cancelled.append(request["params"]["requestId"])
+                if late:  # of the call that has ended
+                    told = ask("elicitation/create", {"message": "how many?", "requestedSchema": OBJECT})
+                    answer(late.pop(), text("", structuredContent={"told": told.get("result") or told.get("error")}))
             case _ if "id" in request and "method" in request:
                 refuse(request, -32601, "no such method")
             case _:

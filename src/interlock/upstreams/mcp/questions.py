@@ -61,6 +61,11 @@ class Questions:
         """The session of the client that is asked; empty if it has none."""
         return self._interaction.client
 
+    def reaches(self, method: str) -> bool:
+        """Whether there is a client that this kind of question can be put to."""
+        asked = self._interaction
+        return self._passed_on and asked.ask is not None and QUESTIONS[method] in asked.capabilities
+
     def doubt(self, method: str, why: str) -> None:
         """Note that a question came, without an answer, which may be of this call or of another."""
         self._doubt = (method, why)
@@ -104,7 +109,7 @@ async def put_for_one_of(possible: Sequence[Questions], method: str, params: Jso
 
 def unclear(method: str, possible: Sequence[Questions]) -> RpcError:
     """Return the error for a question that may be of several clients, or of none."""
-    why = "it came while several calls were under way, and nothing says to which it belongs"
+    why = "nothing says to which call it belongs"
     for one in possible:
         one.doubt(method, why)
     return RpcError(_INTERNAL_ERROR, f"{NOBODY_ASKED}it is not clear to which call the question belongs", None)

@@ -525,11 +525,14 @@ class Session:
         # INVARIANT: a question reaches the client whose call raised it, if that declared that it can be asked, or it
         # fails. It is never answered in the place of a person who was not asked.
         possible = [one.questions for one in self._owners(of) if one.questions is not None]
-        if of is not None or not self._mixed:
-            return await put_for_one_of(possible, method, params)
-        if self._on_doubt is not None:
-            self._on_doubt()
-        raise unclear(method, possible)
+        if of is None and self._mixed:
+            if self._on_doubt is not None:
+                self._on_doubt()
+            raise unclear(method, possible)
+        # A conversation of all callers, for which nothing was declared: the call that it is of may have ended.
+        if of is None and not self.capabilities and any(one.reaches(method) for one in possible):
+            raise unclear(method, possible)
+        return await put_for_one_of(possible, method, params)
 
     def _break_off(self, ended: asyncio.Future[str]) -> None:
         for waiting in self._pending.values():

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from interlock.api.doctor.database import check_database
 from interlock.api.doctor.findings import Finding, Status
 
 if TYPE_CHECKING:
     from interlock.store.home import Home
     from interlock.store.last_head import SignedHead
     from interlock.store.port import Reader
-    from interlock.store.postgres.connection import PostgresConnection
-    from interlock.store.postgres.home import PostgresHome
 
 # A process that lives signs what it wrote within seconds.
 UNSIGNED_MS = 60_000
@@ -33,9 +32,7 @@ def check_journal(home: Home) -> Iterator[Finding]:
     anchored, last = home.last_anchor(), last_head.read(home)
     with inspection.opened(home) as reader:
         known = is_known(reader)
-        if not home.near:
-            yield from _server(home, reader)
-        yield from _vectors(home, reader)
+        yield from check_database(home, reader)
         yield _schema(home, str(schema_of(reader)))
         rows, tools = layout.count_records(reader), inspection.tool_count(reader)
         refuse_behind(reader, anchored)
@@ -50,41 +47,6 @@ def check_journal(home: Home) -> Iterator[Finding]:
             yield from _alone(reader)
             yield from _breakers(reader)
             yield from _payloads(reader)
-
-
-def _server(home: Home, reader: Reader) -> Iterator[Finding]:
-    """The server that has the store, whether its rights keep the journal append-only, and which ones are missing."""
-    from interlock.store.postgres import pooler
-    from interlock.store.postgres.layout import missing_rights, server
-
-    mode = pooler.pooler_mode(cast("PostgresConnection", reader), cast("PostgresHome", home).address)
-    if mode == "transaction":
-        yield Finding("store", "broken", pooler.WORDS, pooler.ADVICE)
-    elif mode is not None:
-        yield Finding("store", "good", "reached through a connection pooler in session mode")
-    for right in missing_rights(reader):
-        what = f"the role of this process lacks the right {right}"
-        yield Finding("store", "broken", what, "grant it, as the owner of the tables")
-    version, owns = server(reader)
-    if not owns:
-        yield Finding("store", "good", f"PostgreSQL {version}; the role of this process cannot change a record")
-        return
-    what = f"PostgreSQL {version}; the role of this process owns the journal, and only triggers protect it"
-    yield Finding("store", "attention", what, "give processes a role of their own: the settings store and store_admin")
-
-
-def _vectors(home: Home, reader: Reader) -> Iterator[Finding]:
-    """Why vectors of tools are not in the database, although the settings ask for that."""
-    from interlock.store.postgres.vectors import NoVectors, in_database
-    from interlock.store.shared_config import settings_of
-
-    if settings_of(home).settings.search_vectors != "store":
-        return
-    try:
-        in_database(reader, home)
-    except NoVectors as reason:
-        what = f"search_vectors is store, and vectors of tools are in memory: {reason}"
-        yield Finding("store", "attention", what, "searches find the same; see the how-to page on searching")
 
 
 def _payloads(reader: Reader) -> Iterator[Finding]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from interlock import Interlock
 from interlock.api.doctor import examine
 from interlock.authority.tokens import ToolGrant
 from interlock.registry.retirement import deprecate, move
-from interlock.search.table import Table, shipped
+from interlock.search.likeness import Floats
+from interlock.search.table import shipped
 from interlock.store.vector_cache import VectorCache
 from tests.support.calls import admit
 from tests.support.identities import did_of
@@ -151,20 +153,20 @@ async def test_rows_of_another_length_than_the_vectors_of_requests_are_replaced(
 ) -> None:
     """A service has another model under the name that it had, so the numbers of its rows cannot be compared."""
     table = shipped()
-    store = with_vectors.new_schema()
-    for share in (2, 1):
-        for name in ("documents", "queries"):
-            whole = getattr(Table, name)
-            monkeypatch.setattr(table, name, lambda texts, whole=whole, share=share: _half(whole(table, texts), share))
+    documents, queries, store = table.documents, table.queries, with_vectors.new_schema()
+    whole = documents(["x"]).shape[1]
+    for width in (whole // 2, whole):
+        monkeypatch.setattr(table, "documents", partial(_beginnings, documents, width))
+        monkeypatch.setattr(table, "queries", partial(_beginnings, queries, width))
         async with _opened(tmp_path, store, search_encoder="table", search_vectors="store") as app:
             assert (await _found(app, "bill the client", "meaning"))[0][0] == "office.create_invoice"
             assert (await _found(app, "bill the client", "both"))[0][0] == "office.create_invoice"
             rows = app.journal.reader.all("SELECT dimension, count(*) FROM tool_vector GROUP BY dimension")
-            assert rows == [(Table.documents(table, ["x"]).shape[1] // share, len(OFFERED) + len(MORE))]
+            assert rows == [(width, len(OFFERED) + len(MORE))]
 
 
-def _half(vectors: Any, share: int) -> Any:
-    return vectors[:, : vectors.shape[1] // share]
+def _beginnings(encode: Callable[[Sequence[str]], Floats], width: int, texts: Sequence[str]) -> Floats:
+    return encode(texts)[:, :width]
 
 
 @pytest.mark.parametrize("where", ["file", "without the extension", "with an old one"])

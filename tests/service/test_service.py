@@ -128,8 +128,8 @@ async def test_an_identity_that_is_revoked_is_refused_from_the_answer_on(place: 
 
 async def test_an_identity_that_is_refused_leaves_no_private_key(place: Place) -> None:
     add = functools.partial(place.service.administration.identities.add, by=ROOT, name="bot")
-    for wrong in ({"groups": ["no group"]}, {"tenant": "a\x1b[2J"}):
-        assert (await refusal(lambda wrong=wrong: add(**wrong))).code == "E3004"
+    assert (await refusal(lambda: add(groups=["no group"]))).code == "E3004"
+    assert (await refusal(lambda: add(tenant="a\x1b[2J"))).code == "E3004"
     folder = place.app.home.keys / "identities"
     assert not folder.exists()
     assert (await add(groups=["readers"]))["groups"] == ["readers"]

@@ -224,6 +224,7 @@ class IssuerKeys:
         self._clock = clock
         # The files that were read, and the keys in them. Both change at once: keys are also made on other threads.
         self._read: tuple[tuple[str, ...], tuple[SigningKey, ...]] = (), ()
+        self._making = asyncio.Lock()
 
     def names(self) -> tuple[str, ...]:
         """The existing key files, oldest first. A changed answer means changed keys."""
@@ -290,6 +291,16 @@ class IssuerKeys:
                 break
         keep_private(self._directory / f"{made:015d}.{kid}.pem", private)
         return SigningKey(kid, chosen, private, made)
+
+    async def made(self, make: Callable[[], SigningKey]) -> SigningKey:
+        """Let `init`, `rotate` or `active` make a key beside the loop: finding the primes of RSA takes up to a second.
+
+        One after the other, so that there is one first key.
+        """
+        from interlock.core.threads import DISK
+
+        async with self._making:
+            return await DISK.run(make)
 
     def retirable(self, kid: str) -> SigningKey:
         """Return a key that may be retired: one of ours (E3004) that no longer signs (E3411)."""

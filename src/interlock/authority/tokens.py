@@ -47,7 +47,6 @@ from interlock.call.capability import Link, ToolGrant, is_did, is_jti, ranged, r
 from interlock.call.context import Caller
 from interlock.core.clock import Clock, iso, new_id
 from interlock.core.errors import Failure
-from interlock.core.threads import DISK
 from interlock.store import facts, records
 
 if TYPE_CHECKING:
@@ -81,7 +80,6 @@ class Tokens:
         self._issuer = issuer
         self._audience = audience
         self._max_ttl_s = max_ttl_s
-        self._making = asyncio.Lock()
         if is_did(issuer) or self._trusted.get(issuer) is not None:
             raise Failure("E3108", f"`{issuer}` cannot be our issuer's name: it is a DID or another issuer's")
         revocations = Revocations()
@@ -178,7 +176,7 @@ class Tokens:
         check_new(links, self._max_ttl_s)
         await self.verifier.identities(links)
         await self.check_signer()
-        key = self._keys.active() if self._keys.names() else await self._make_key(self._keys.active)
+        key = self._keys.active() if self._keys.names() else await self._keys.made(self._keys.active)
         leaf = links[-1]
         claims = {"iss": self._issuer, "aud": self._audience, "iat": leaf.not_before, **chain_claims(links)}
         if via:
@@ -284,28 +282,24 @@ class Tokens:
         if first:
             await self.check_signer()
         make = partial(self._keys.init, algorithm or "RS256") if first else partial(self._keys.rotate, algorithm)
+
+        async def make_on_record() -> SigningKey:
+            key = await self._keys.made(make)
+
+            def unit(transaction: Transaction) -> None:
+                body = records.plain(
+                    "authority", key.kid, transaction.now_ms, act="key.made", by=by.acting, algorithm=key.algorithm
+                )
+                transaction.append("authority", key.kid, body)
+                facts.put(transaction, SIGNED_BY, key.kid)
+
+            await self._journal.commit(unit)
+            return key
+
         # A key that is made goes on record, even if nobody waits for it any more.
-        return await asyncio.shield(self._make_on_record(make, by))
-
-    async def _make_on_record(self, make: Callable[[], SigningKey], by: Caller) -> SigningKey:
-        key = await self._make_key(make)
-
-        def unit(transaction: Transaction) -> None:
-            body = records.plain(
-                "authority", key.kid, transaction.now_ms, act="key.made", by=by.acting, algorithm=key.algorithm
-            )
-            transaction.append("authority", key.kid, body)
-            facts.put(transaction, SIGNED_BY, key.kid)
-
-        await self._journal.commit(unit)
+        key = await asyncio.shield(make_on_record())
         await self._changes.look()
         return key
-
-    async def _make_key(self, make: Callable[[], SigningKey]) -> SigningKey:
-        """Make a key on a thread: finding the primes of RSA takes up to a second. One after the other, as the first one
-        is made once."""
-        async with self._making:
-            return await DISK.run(make)
 
     async def retire_key(self, kid: str, *, reason: str, by: Caller) -> None:
         """Retire a key of ours that no longer signs; what it signed is void. Needs the scope `tokens:issue`."""

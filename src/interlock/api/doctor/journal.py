@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from interlock.api.doctor.database import check_database
 from interlock.api.doctor.findings import Finding, Status
 
 if TYPE_CHECKING:

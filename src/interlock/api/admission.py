@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from interlock.trials import Trial
 
 # How many tools are tried out in one scratch data directory.
-_TRIED_TOGETHER = 100
+_TRIED_TOGETHER = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +122,24 @@ class Admissions:
     async def try_out_all(self, tools: Sequence[Tool[..., Any]]) -> list[TrialEvidence]:
         """Run the contract tests of many tools, in scratch data directories for some of them each.
 
-        What a data directory compiles of its tools takes memory until it is closed.
+        What a data directory compiles of its tools takes memory until it is closed. Parts of a closed one refer to each
+        other; they are young, so looking at young objects alone finds them.
         """
-        from interlock.api.scratch import scratch_home, try_in
+        import gc
 
         found: list[TrialEvidence] = []
         for first in range(0, len(tools), _TRIED_TOGETHER):
-            async with scratch_home(self._open_home, self._parts) as scratch:
-                for tool in tools[first : first + _TRIED_TOGETHER]:
-                    self.on_trial(tool.manifest.address, len(found), len(tools))
-                    found.append((await try_in(scratch, tool)).evidence(contract_digest(tool)))
+            found += await self._try_together(tools[first : first + _TRIED_TOGETHER], first, len(tools))
+            gc.collect(0)
+        return found
+
+    async def _try_together(self, tools: Sequence[Tool[..., Any]], done: int, total: int) -> list[TrialEvidence]:
+        """Run the contract tests of tools in one scratch data directory."""
+        from interlock.api.scratch import scratch_home, try_in
+
+        found: list[TrialEvidence] = []
+        async with scratch_home(self._open_home, self._parts) as scratch:
+            for tool in tools:
+                self.on_trial(tool.manifest.address, done + len(found), total)
+                found.append((await try_in(scratch, tool)).evidence(contract_digest(tool)))
         return found

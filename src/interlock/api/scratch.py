@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Open = Callable[..., AbstractAsyncContextManager["Parts"]]
 
 # How long the trials of one scratch data directory wait in all for calls of upstreams that fail.
-MOST_LOST_S = 150.0
+MOST_LOST_S = 75.0
 
 _OPEN_POLICY = """
 @id("scratch")

@@ -569,7 +569,7 @@ async def test_a_credential_that_a_hook_told_before_it_was_lent_is_redacted_afte
         leaks.app.hook(Hook(id="stops", when="post", run=lambda _: HookResult(stop="no", messages=(LENT,))))
     result = await leaks.app.call("spill.spill", way="log" if "hook" in way else way, lent=True, key="k", **ARGUMENTS)
     document = str(result.document())
-    assert document.count("mind [REDACTED]") == 1
+    assert "mind [REDACTED]" in document
     assert LENT not in document
     assert result.ok is (way == "log")
     assert LENT not in await asyncio.to_thread(_written, leaks.app.home)

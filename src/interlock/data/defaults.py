@@ -63,15 +63,17 @@ class DefaultPlan:
             return value
         if isinstance(value, dict):
             return self._filled_object(cast("Json", value), path, filled)
-        if isinstance(value, list) and (self.first or self.rest is not None):
-            items = cast("list[Any]", value)
-            plans = [self.first[at] if at < len(self.first) else self.rest for at in range(len(items))]
-            made = [
-                one if plan is None else plan._filled(one, (*path, at), filled)
-                for at, (one, plan) in enumerate(zip(items, plans, strict=True))
-            ]
-            return made if any(new is not old for new, old in zip(made, items, strict=True)) else items
+        if isinstance(value, list):
+            return self._filled_list(cast("list[Any]", value), path, filled)
         return value
+
+    def _filled_list(self, items: list[Any], path: tuple[str | int, ...], filled: list[Filled]) -> list[Any]:
+        plans = [self.first[at] if at < len(self.first) else self.rest for at in range(len(items))]
+        made = [
+            one if plan is None else plan._filled(one, (*path, at), filled)
+            for at, (one, plan) in enumerate(zip(items, plans, strict=True))
+        ]
+        return made if any(new is not old for new, old in zip(made, items, strict=True)) else items
 
     def _filled_object(self, value: Json, path: tuple[str | int, ...], filled: list[Filled]) -> Json:
         made = value

@@ -127,6 +127,7 @@ FIRST = (
     "tests/cli/test_demo.py",
     "tests/crash/test_kill.py",
     "tests/crash/test_chaos.py",
+    "tests/store/test_fencing.py",
     "tests/deploy/test_rolling.py",
     "tests/deploy/test_rollout.py",
     "tests/golden/",

@@ -46,10 +46,7 @@ PAID = 10
 LIMIT = 10
 
 SETTINGS_LEFT = "numbers of parts that are not built"
-BOTH = (
-    "tests outside `BEHAVIOUR` of tests/tiers.py, such as those of the command line, on PostgreSQL; version 16 with"
-    " pgvector, as tests run on the version that is installed"
-)
+BOTH = "directories outside `BEHAVIOUR` of tests/tiers.py, such as `upstreams` and `telemetry`, on PostgreSQL"
 
 TOOLS = '''
 import asyncio

@@ -393,8 +393,7 @@ async def test_long_reads_share_a_few_connections_that_the_server_may_end(home: 
 
 @pytest.mark.part_of(
     "OPS-07",
-    rest="tests outside `BEHAVIOUR` of tests/tiers.py, such as those of the command line, on PostgreSQL; version 16"
-    " with pgvector, as tests run on the version that is installed",
+    rest="directories outside `BEHAVIOUR` of tests/tiers.py, such as `upstreams` and `telemetry`, on PostgreSQL",
 )
 async def test_callers_who_find_no_connection_free_are_served_or_told_to_wait(
     postgres_server: Server, tmp_path: Path

@@ -130,8 +130,7 @@ MEMORY = "RAISE EXCEPTION 'out of memory' USING ERRCODE = 'out_of_memory'"
 
 @pytest.mark.part_of(
     "OPS-07",
-    rest="tests outside `BEHAVIOUR` of tests/tiers.py, such as those of the command line, on PostgreSQL; version 16"
-    " with pgvector, as tests run on the version that is installed",
+    rest="directories outside `BEHAVIOUR` of tests/tiers.py, such as `upstreams` and `telemetry`, on PostgreSQL",
 )
 async def test_a_server_without_memory_is_told_and_everything_goes_on_afterwards(tmp_path: Path, address: str) -> None:
     sample.reset()

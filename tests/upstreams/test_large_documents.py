@@ -47,7 +47,9 @@ def webbed(operations: int, definitions: int) -> Json:
                     "200": {
                         "description": "",
                         "content": {
-                            "application/json": {"schema": {"$ref": f"#/components/schemas/Thing{number % definitions}"}}
+                            "application/json": {
+                                "schema": {"$ref": f"#/components/schemas/Thing{number % definitions}"}
+                            }
                         },
                     }
                 },

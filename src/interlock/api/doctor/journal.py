@@ -22,7 +22,6 @@ STEPS_SHOWN_MS = 30 * 86_400_000
 
 
 def check_journal(home: Home) -> Iterator[Finding]:
-    from interlock.api.doctor.database import check_database
     from interlock.store import inspection, last_head, layout
     from interlock.store.home import refuse_behind
     from interlock.store.schema_version import is_known, schema_of

@@ -10,11 +10,12 @@ them.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
 import os
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, Literal, cast
 

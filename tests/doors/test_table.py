@@ -174,7 +174,7 @@ async def test_a_module_and_a_row_are_a_new_endpoint(home: Path, doors: list[Doo
 async def test_the_rest_of_the_program_reads_the_row_of_an_endpoint(home: Path) -> None:
     """Surfaces, advice on idempotency keys, the ids of clients and the options of `serve` come from the table."""
     surface: dict[str, Any] = {"surface": "search", "surface_doors": ("lines",)}
-    async with place(home, LOOPBACK, **surface) as here, httpx.AsyncClient(base_url=here.base) as client:
+    async with place(home, LOOPBACK, **surface) as here, httpx.AsyncClient(base_url=here.base, timeout=60) as client:
 
         async def ask(line: str) -> dict[str, Any]:
             return (await client.get(f"/line?{line}", headers=here.bearer)).json()

@@ -108,17 +108,16 @@ async def _wait_at_server(server: Server, out: Output, body: Json, pending: Resu
     import time
     from dataclasses import replace
 
-    from interlock.api.approval_documents import ticket_of
-    from interlock.cli.tickets import show_waiting
+    from interlock.cli.tickets import show_waiting, ticket_at
     from interlock.core.errors import Failure
 
-    path = f"/v1/approvals/{pending.metadata['pending']['ticketId']}"
-    page, ticket = out.page(error=True), ticket_of(await server.get(path))
+    ticket_id = pending.metadata["pending"]["ticketId"]
+    page, ticket = out.page(error=True), await ticket_at(server, ticket_id)
     show_waiting(await Remote.of(server), page, ticket)
     give_up, asked = time.monotonic() + wait_s, ticket.step
     while ticket.state == "PENDING" and (left_s := give_up - time.monotonic()) > 0:
         await asyncio.sleep(min(1.0, left_s))
-        ticket = ticket_of(await server.get(path))
+        ticket = await ticket_at(server, ticket_id)
         if ticket.step > asked:
             page.line(f"  nobody has decided yet; {ticket.chain[ticket.step].group} were asked too")
             asked = ticket.step
@@ -139,9 +138,9 @@ async def answer_from(server: Server, out: Output, result: Result) -> int:
     """Show a result that a server gave."""
     if not result.pending:
         return _answer_result(out, result)
-    from interlock.api.approval_documents import ticket_of
+    from interlock.cli.tickets import ticket_at
 
-    ticket = ticket_of(await server.get(f"/v1/approvals/{result.metadata['pending']['ticketId']}"))
+    ticket = await ticket_at(server, result.metadata["pending"]["ticketId"])
     return _answer_pending(out, await Remote.of(server), result, ticket)
 
 

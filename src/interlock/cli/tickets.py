@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.approvals.ticket import Ticket
     from interlock.call.context import Caller
+    from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
     from interlock.cli.viewer import Viewer
     from interlock.core.errors import Failure
@@ -38,6 +39,13 @@ def outlook(viewer: Viewer, ticket: Ticket) -> str:
 
 def _lasting(ticket: Ticket) -> str:
     return "cannot be undone" if ticket.head.get("mutationClass") == "write_irreversible" else "can be undone"
+
+
+async def ticket_at(server: Server, ticket_id: str) -> Ticket:
+    """The ticket with this id, as a server tells of it."""
+    from interlock.api.approval_documents import ticket_of
+
+    return ticket_of(await server.get(f"/v1/approvals/{ticket_id}"))
 
 
 def show_waiting(viewer: Viewer, page: Page, ticket: Ticket) -> None:

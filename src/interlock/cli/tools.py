@@ -309,10 +309,11 @@ def _key(manifest: Json) -> str:
     """Where the idempotency key of a call comes from."""
     if manifest["mutation_class"] == "read_only":
         return "not needed"
+    idempotency: Json = manifest.get("idempotency") or {}
     return {
         "request": "the client's own identity of the request",
         "each": "not needed; every request is a new action, and nothing protects it from being sent again",
-    }.get((manifest.get("idempotency") or {}).get("key", "caller"), "the caller's own, needed")
+    }.get(idempotency.get("key", "caller"), "the caller's own, needed")
 
 
 def _show_version(page: Page, document: Json) -> None:

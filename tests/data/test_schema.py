@@ -636,6 +636,14 @@ def test_a_value_that_json_cannot_hold_does_not_fit(value: Any) -> None:
     assert output_faults(schema, {"any": value})
 
 
+def test_faults_of_a_result_with_a_long_name_are_short() -> None:
+    schema = Schema({"additionalProperties": {"type": "object", "additionalProperties": {"type": "integer"}}})
+    faults = output_faults(schema, {"x" * 1_000_000: {f"n{number}": "a" for number in range(100)}})
+    assert len(faults) == 100
+    assert {len(one.pointer) for one in faults} == {205, 206}
+    assert faults[0].pointer == f"/{'x' * 200}…/n0"
+
+
 def _doubling(refer: Callable[[int], Json], name: Callable[[int], Json]) -> Json:
     """A schema whose references double at each of 40 levels."""
     levels = {f"d{n}": {**name(n), "anyOf": [refer(n + 1), refer(n + 1)]} for n in range(40)}

@@ -70,9 +70,9 @@ together. Every tool holds its own schemas, so all of them whole would have 2.4 
 the definitions nearest to its result, and the digest of the whole; results are checked against the whole, whose
 definitions all operations of a document share. For Stripe's document that takes 0.6 s of processor time and about
 35 MB, once in a process, when the first such result comes. Where the document is given by its address, it is fetched
-then; if it cannot be read, or describes the result otherwise than when the tool was admitted, the part that the tool
-holds is checked, and the answer has the warning `RESULT_CHECKED_IN_PART`. *In part*: that is always so, because a
-definition cannot be read.
+then. A call waits for it for half of the time that it has left, and for ten seconds, at most. If it cannot be read, or
+describes the result otherwise than when the tool was admitted, the part that the tool holds is checked, and the answer
+has the warning `RESULT_CHECKED_IN_PART`. *In part*: that is always so, because a definition cannot be read.
 [How to add a document](../how-to/upstreams.md).
 """
 _BELOW = """

@@ -681,6 +681,14 @@ def test_defaults_inside_of_what_was_sent_are_filled_in(where: str) -> None:
         assert default_at(schema, place) == (place.rpartition("/")[2], value)
 
 
+def test_faults_of_a_result_with_a_long_name_are_short() -> None:
+    schema = Schema({"additionalProperties": {"type": "object", "additionalProperties": {"type": "integer"}}})
+    faults = output_faults(schema, {"x" * 1_000_000: {f"n{number}": "a" for number in range(100)}})
+    assert len(faults) == 100
+    assert {len(one.pointer) for one in faults} == {205, 206}
+    assert faults[0].pointer == f"/{'x' * 200}…/n0"
+
+
 def _doubling(refer: Callable[[int], Json], name: Callable[[int], Json]) -> Json:
     """A schema whose references double at each of 40 levels."""
     levels = {f"d{n}": {**name(n), "anyOf": [refer(n + 1), refer(n + 1)]} for n in range(40)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -18,7 +19,8 @@ from interlock.audit.chain import verify
 from interlock.core.errors import Failure
 from interlock.store import changes, epochs
 from interlock.store.homes import home_at
-from interlock.store.postgres.connection import PostgresConnection
+from interlock.store.postgres.connection import PostgresConnection, connected
+from interlock.store.postgres.pooler import pooler_mode
 from tests.support.calls import until
 from tests.support.cli import Cli
 from tests.support.cluster import Cluster, Node
@@ -170,6 +172,31 @@ async def test_a_pooler_that_shares_out_sessions_is_refused_before_anything_is_m
     direct = postgres_server.address.replace("/postgres?", f"/{database}?")
     with closing(PostgresConnection(direct)) as connection:
         assert connection.all("SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
+
+
+def test_a_pooler_that_shares_out_sessions_is_known_while_other_clients_are_busy(
+    make_pooler: Callable[..., Pooler],
+) -> None:
+    """Others take and leave sessions meanwhile, so that four statements alone may look as in session mode."""
+    address = make_pooler("transaction", in_turns=True).new_database(name())
+    over = threading.Event()
+
+    def work() -> None:
+        with connected(address) as client:
+            while not over.is_set():
+                client.execute(b"SELECT pg_sleep(0.0005)", prepare=False)
+
+    others = [threading.Thread(target=work) for _ in range(4)]
+    for one in others:
+        one.start()
+    try:
+        for _ in range(40):
+            with closing(PostgresConnection(address)) as connection:
+                assert pooler_mode(connection, address) == "transaction"
+    finally:
+        over.set()
+        for one in others:
+            one.join()
 
 
 async def test_doctor_names_a_pooler_that_was_set_to_another_mode(

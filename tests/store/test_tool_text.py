@@ -212,13 +212,13 @@ def test_no_tool_is_made_of_another_text(loaded: dict[str, Any], was: str, becom
         assert refused.value.code == "E3103"
 
 
-_OTHER_FORMS = (
-    b"", b"[]", b"7", b'["a", "b"]', b'[7, "", []]', b'["", "", [7]]', b'["", "", [["a", 7]]]',
-    b'["", "", [["a", [7, 1]]]]', b'["", "", [[[], ["", 1]]]]',
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"[]", b"7", b'["a", "b"]', b'[7, "", []]', b'["", "", [7]]', b'["", "", [["a", 7]]]',
+        b'["", "", [["a", [7, 1]]]]', b'["", "", [[[], ["", 1]]]]',
+    ],
 )  # fmt: skip
-
-
-@pytest.mark.parametrize("body", _OTHER_FORMS)
 def test_no_tool_is_made_of_a_text_of_another_form(loaded: dict[str, Any], body: bytes) -> None:
     with pytest.raises(Failure) as refused:
         tool_of_text(loaded["whole"].manifest, body)

@@ -48,12 +48,8 @@ def output_faults(schema: Schema, value: Any, *, below: int = 0) -> list[Fault]:
 
     `below`: how many members deep the result is in the value. They are left out of the paths.
     """
-    return sorted(
-        {
-            Fault(pointer(list(error.instance_path)[below:]), _rule(error) + _kind(error))
-            for error in schema.errors(value)
-        }
-    )
+    errors = schema.errors(value)
+    return sorted({Fault(pointer(_cut(list(one.instance_path)[below:])), _rule(one) + _kind(one)) for one in errors})
 
 
 def _explain(schema: Schema, error: Any, noun: str) -> Iterator[Fault]:
@@ -82,8 +78,13 @@ def _explain(schema: Schema, error: Any, noun: str) -> Iterator[Fault]:
 
 def _place(path: Sequence[Any]) -> str:
     """Return the pointer to a place. Long names and all but the first and last of many steps are cut."""
-    steps = [one if isinstance(one, int) or len(one) <= _LONGEST_STEP else one[:_LONGEST_STEP] + "…" for one in path]
+    steps = _cut(path)
     return pointer(steps if len(steps) <= 20 else [*steps[:10], "…", *steps[-9:]])
+
+
+def _cut(path: Sequence[Any]) -> list[Any]:
+    """Cut the long names in a path, which come from callers and upstreams."""
+    return [one if isinstance(one, int) or len(one) <= _LONGEST_STEP else one[:_LONGEST_STEP] + "…" for one in path]
 
 
 def _unknown(schema: Schema, part: Json, name: str, noun: str) -> str:

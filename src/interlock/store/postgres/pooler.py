@@ -16,6 +16,8 @@ from interlock.store.postgres.connection import PostgresConnection, connected, t
 
 Mode = Literal["session", "transaction"]
 _PID = b"SELECT pg_backend_pid()"
+# How often two clients are compared once more. It costs some milliseconds, where there is a pooler.
+_MORE = 10
 
 
 def pooler_mode(connection: PostgresConnection, address: str) -> Mode | None:
@@ -25,11 +27,16 @@ def pooler_mode(connection: PostgresConnection, address: str) -> Mode | None:
     with connected(address) as one, connected(address) as other:
         try:
             # Some poolers take the session that was used last, others each in its turn. With any number of sessions,
-            # two clients then share one in these four statements, or the first one gets another than before.
-            first, second, again, last = (_session(client) for client in (one, other, one, one))
+            # two clients then share one in the first four statements, or the first one gets another than before. Where
+            # other clients are busy meanwhile, they may mix that up, but hardly so often.
+            first, second = _session(one), _session(other)
+            shared = first == second or any(
+                _session(client) != session
+                for client, session in ((one, first), (one, first), *((other, second), (one, first)) * _MORE)
+            )
         except psycopg.Error as error:
             raise translated(error) from None
-    return "session" if first == again == last != second else "transaction"
+    return "transaction" if shared else "session"
 
 
 def refuse_shared_sessions(connection: PostgresConnection, address: str) -> None:

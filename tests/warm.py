@@ -61,6 +61,19 @@ LOADED = (
     "interlock.executors.sandbox.gvisor", "interlock.executors.sandbox.oneshot", "interlock.executors.sandbox.root",
     "interlock.audit.archive", "interlock.audit.backups", "interlock.store.copying", "interlock.api.connecting",
     "interlock.upstreams.openapi", "interlock.upstreams.http", "yaml", "click._textwrap",
+    # Of commands that make calls, of those that look at stored data without one, and of `doctor`.
+    "interlock.api.wiring.authorizing", "interlock.api.wiring.executing", "interlock.api.wiring.gateway",
+    "interlock.api.wiring.returning", "interlock.api.wiring.reviewing", "interlock.contract.source_text",
+    "interlock.api.approvals_at_rest", "interlock.api.at_rest", "interlock.api.drafts", "interlock.api.homes",
+    "interlock.api.journal_files", "interlock.api.doctor.findings", "interlock.api.doctor.home",
+    "interlock.api.doctor.journal", "interlock.api.doctor.keys", "interlock.api.doctor.machine",
+    "interlock.api.doctor.policy", "interlock.api.doctor.tools", "interlock.api.config_check", "interlock.api.packages",
+    "interlock.authority.policy_check", "interlock.authority.rule_warnings", "interlock.store.postgres.vectors",
+    # Of servers.
+    "interlock.doors.operations", "interlock.doors.mcp.stdio", "interlock.doors.grpc.core_threads",
+    "interlock.doors.grpc.links", "interlock.doors.grpc.reflection", "interlock.doors.grpc.servicer",
+    "anyio._backends._asyncio", "packaging.requirements", "uvloop",
+    *postgres.LOADED,
 )  # fmt: skip
 PATIENCE_S = 150
 
@@ -338,7 +351,7 @@ def _build() -> None:
 
 
 if __name__ == "__main__":
-    for name in (*LOADED, *(postgres.LOADED if postgres.GIVEN in os.environ else ())):
+    for name in LOADED:
         importlib.import_module(name)
     for module in pkgutil.iter_modules(interlock.cli.__path__):
         if module.name != "__main__":

@@ -107,8 +107,8 @@ def contract_document(version: Version, availability: str, latencies: Latencies)
     }
 
 
-# Parts of a manifest that have a place of their own beside it. The input schema is there as callers may use it; the name
-# is `tool`, and the timeout class is one of the time limits.
+# Parts of a manifest that have a place of their own beside it. The input schema is there as callers may use it; the
+# name is `tool`, and the timeout class is one of the time limits.
 BESIDE_MANIFEST = frozenset({
     "tool_id", "namespace", "version", "parameters", "result_schema", "known_pairs", "timeout_class",
 })  # fmt: skip

@@ -83,8 +83,10 @@ class Admitted(_Facts):
         for name, default in LISTS.items():
             values[name] = tuple(document[name]) if document.get(name) is not None else default
         for name, fields in PARTS.items():
-            known = {**fields, "native": {}} if name == "execution" else fields
-            values[name] = None if document.get(name) is None else _part(document[name], known, self._part, name)
+            native: Json = {"native": {}} if name == "execution" else {}
+            values[name] = (
+                None if document.get(name) is None else _part(document[name], {**fields, **native}, self._part, name)
+            )
         own = None if values["execution"] is None else values["execution"].native.get(OWN_DESCRIPTION)
         values["full_description"] = values["description"] if own is None else str(own)
         stated: list[Json] = document.get("effects") or []

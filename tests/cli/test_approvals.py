@@ -527,10 +527,8 @@ def test_an_argument_may_be_one_of_a_set_of_values(desk: Cli, cast: Cast) -> Non
     (desk.home / "settings.toml").write_text("ask_all_writes = true\n")
     agent = holding(desk, cast.agent)
     words = ("approvals", "grant", "demo.post", "--caller", "research-7", "--uses", "5", "--expires", "1d")
-    accounts, amounts = (
-        ("--arg", "account=cash", "--arg", "account=savings"),
-        ("--arg", "cents=100", "--arg", "cents=250"),
-    )
+    accounts = ("--arg", "account=cash", "--arg", "account=savings")
+    amounts = ("--arg", "cents=100", "--arg", "cents=250")
     given = desk.ask(*words, *accounts, *amounts)
     assert given["arguments"] == {"account": {"enum": ["cash", "savings"]}, "cents": {"enum": [100, 250]}}
     assert "account one of cash savings, cents one of 100 250" in desk("approvals", "standing").out

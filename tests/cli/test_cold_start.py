@@ -227,7 +227,9 @@ def test_commands_that_read_no_contract_load_no_models(cli: Cli, words: str) -> 
 
 # These read contracts that were admitted, and run no tool.
 @OF_A_FILE
-@pytest.mark.parametrize("words", ["policy explain me demo.post", "tools search balance"])
+@pytest.mark.parametrize(
+    "words", ["policy explain me demo.post", "tools search balance", "tools export --format anthropic"]
+)
 def test_commands_that_read_admitted_contracts_load_no_models(cli: Cli, words: str) -> None:
     said, others, own = loaded(cli.home, *words.split())
     assert "demo" in said

@@ -39,23 +39,17 @@ def webbed(operations: int, definitions: int) -> Json:
         }
         for number in range(definitions)
     }
+    answers: list[Json] = [
+        {"$ref": f"#/components/schemas/Thing{number % definitions}"} for number in range(operations)
+    ]
     paths: Json = {
         f"/things/{number}": {
             "get": {
                 "operationId": f"thing{number}",
-                "responses": {
-                    "200": {
-                        "description": "",
-                        "content": {
-                            "application/json": {
-                                "schema": {"$ref": f"#/components/schemas/Thing{number % definitions}"}
-                            }
-                        },
-                    }
-                },
+                "responses": {"200": {"description": "", "content": {"application/json": {"schema": answer}}}},
             }
         }
-        for number in range(operations)
+        for number, answer in enumerate(answers)
     }
     return document(paths, components={"schemas": schemas})
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from interlock import Caller, Interlock
 from interlock.call.connector import Definition, Discovered
 from interlock.contract.contract import contract_of
-from interlock.contract.manifest import OWN_DESCRIPTION
+from interlock.contract.executors import OWN_DESCRIPTION
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, Schema
 from interlock.registry.admission import TrialEvidence, examine, publish

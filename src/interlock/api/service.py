@@ -17,6 +17,7 @@ command line uses them too, for the owner of the data directory.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from interlock.api.administration import Administration
@@ -30,13 +31,13 @@ from interlock.api.health import Health
 from interlock.api.listing import Listing
 from interlock.api.policy import Policy
 from interlock.api.providers import Providers
-from interlock.api.registration import Registration
 from interlock.api.surface_view import SurfaceViews
 from interlock.api.tools import Page
 from interlock.api.upstreams import Upstreams
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
+    from interlock.api.registration import Registration
     from interlock.call.context import Caller
     from interlock.call.results import Result
 
@@ -54,7 +55,6 @@ class Service:
         self.calls = Calls(app, self.surfaces)
         self.listing = Listing(app)
         self.providers = Providers(app, self.tools, self.calls)
-        self.registration = Registration(app, app.admissions)
         self.approvals = Approvals(app)
         self.administration = Administration(app)
         self.tokens = self.administration.tokens
@@ -67,6 +67,13 @@ class Service:
         self.authentication = authentication = Authentication(app)
         self.known, self.recall = authentication.known, authentication.recall
         self.authenticate, self.refusal = authentication.authenticate, authentication.refusal
+
+    @cached_property
+    def registration(self) -> Registration:
+        """Operations that admit tools. What judges them takes longer to load than all else."""
+        from interlock.api.registration import Registration
+
+        return Registration(self.app, self.app.admissions)
 
     async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace: str | None = None) -> Result:
         """Run the compensation that a call of this caller stored. Governed like any call."""

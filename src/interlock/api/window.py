@@ -17,7 +17,6 @@ from interlock.api.tools import Tools
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS, WALKS
 from interlock.data.canonical import encode
-from interlock.registry.source import function
 from interlock.store import calls
 from interlock.window import tokens
 from interlock.window.affordances import Affordances, Offer, compile_affordances, detail, offer, sizes
@@ -82,6 +81,8 @@ class Windows:
             return tokens.estimate
         if name in tokens.EXACT:
             return tokens.exact(name)
+        from interlock.registry.source import function  # it loads what declares tools
+
         return tokens.checked(name, function(name, self._parts.home.path))
 
     async def count(self, text: str) -> int:

@@ -309,11 +309,14 @@ def _key(manifest: Json) -> str:
     """Where the idempotency key of a call comes from."""
     if manifest["mutation_class"] == "read_only":
         return "not needed"
-    idempotency: Json = manifest.get("idempotency") or {}
-    return {
-        "request": "the client's own identity of the request",
-        "each": "not needed; every request is a new action, and nothing protects it from being sent again",
-    }.get(idempotency.get("key", "caller"), "the caller's own, needed")
+    stated: Json = manifest.get("idempotency") or {}
+    match stated.get("key"):
+        case "request":
+            return "the client's own identity of the request"
+        case "each":
+            return "not needed; every request is a new action, and nothing protects it from being sent again"
+        case _:
+            return "the caller's own, needed"
 
 
 def _show_version(page: Page, document: Json) -> None:

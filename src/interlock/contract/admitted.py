@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.contract.executors import kind_of
+from interlock.contract.executors import OWN_DESCRIPTION, kind_of
 from interlock.contract.timeouts import DEFAULT_S
 
 if TYPE_CHECKING:
@@ -83,7 +83,12 @@ class Admitted(_Facts):
         for name, default in LISTS.items():
             values[name] = tuple(document[name]) if document.get(name) is not None else default
         for name, fields in PARTS.items():
-            values[name] = None if document.get(name) is None else _part(document[name], fields, self._part, name)
+            native: Json = {"native": {}} if name == "execution" else {}
+            values[name] = (
+                None if document.get(name) is None else _part(document[name], {**fields, **native}, self._part, name)
+            )
+        own = None if values["execution"] is None else values["execution"].native.get(OWN_DESCRIPTION)
+        values["full_description"] = values["description"] if own is None else str(own)
         stated: list[Json] = document.get("effects") or []
         values["effects"] = tuple(_part(one, EFFECT, self._effect, at) for at, one in enumerate(stated))
         values |= {name: default for name, default in SELDOM.items() if document.get(name) is None}

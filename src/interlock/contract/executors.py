@@ -12,6 +12,9 @@ from typing import Final, Literal
 
 from interlock.core.record import dataclass
 
+# Of an upstream's tool, in `execution.native`: its description as the upstream has it, where a manifest cannot hold it.
+OWN_DESCRIPTION: Final = "own_description"
+
 
 @dataclass(frozen=True, slots=True)
 class ExecutorKind:

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from interlock.contract import executors
 from interlock.contract.examples import KnownPair, RecordedExample
-from interlock.contract.executors import ExecutorKind
+from interlock.contract.executors import OWN_DESCRIPTION, ExecutorKind
 from interlock.contract.recipes import Recipe
 from interlock.contract.texts import (
     Day,
@@ -424,10 +424,6 @@ def _filled(template: str, arguments: Json) -> str:
 def _text(value: Any) -> str:
     """Return text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else canonical(value).decode()
-
-
-# Of an upstream's tool, in `execution.native`: its description as the upstream has it, where a manifest cannot hold it.
-OWN_DESCRIPTION = "own_description"
 
 
 class Manifest(ManifestPart):

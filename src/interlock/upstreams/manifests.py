@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from interlock.call.connector import Definition
-from interlock.contract.manifest import OWN_DESCRIPTION, Effect, Manifest, parse_manifest
+from interlock.contract.executors import OWN_DESCRIPTION
+from interlock.contract.manifest import Effect, Manifest, parse_manifest
 from interlock.contract.timeouts import infer_class
 from interlock.contract.upstream_kinds import UpstreamKind
 from interlock.core.errors import Failure

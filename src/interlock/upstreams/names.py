@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from interlock.core.expressions import expression
-from interlock.upstreams.overlay import Overlay
+
+if TYPE_CHECKING:
+    from interlock.upstreams.overlay import Overlay  # its models take long to load
 
 _HUMPS = expression(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _UNFIT = expression(r"[^a-z0-9]+")

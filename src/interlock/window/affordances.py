@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, Literal, cast
 
-from interlock.contract.manifest import OWN_DESCRIPTION
+from interlock.contract.executors import OWN_DESCRIPTION
 from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 from interlock.data.canonical import encode

@@ -297,13 +297,12 @@ def _fitting(contract: Contract, arguments: Json) -> Json:
     """Arguments as the tool would get them. Missing ones stay missing: rules may not need them."""
     if not arguments:
         return {}
-    from interlock.data.coerce import coerce
-    from interlock.data.defaults import inner_defaults
+    from interlock.data.defaults import converted_and_filled
     from interlock.data.explain import input_faults
     from interlock.data.schema import Schema
 
     schema = Schema(contract.input.caller_facing)
-    given = coerce(schema, arguments).value
+    given, filled = converted_and_filled(schema, contract.input, arguments)
     pointers = {pointer([name]) for name in arguments}
     wrong = input_faults(schema, given)
     at_fault = [one for one in wrong if not one.pointer or f"/{one.pointer.split('/')[1]}" in pointers]
@@ -311,5 +310,4 @@ def _fitting(contract: Contract, arguments: Json) -> Json:
         listing = "; ".join(f"{one.pointer.lstrip('/') or 'input'}: {one.message}" for one in at_fault[:10])
         details = {"faults": [one.document() for one in at_fault], "tool": contract.ref}
         raise Failure("E3301", listing, details=details)
-    plan = inner_defaults(contract.input)
-    return given if plan is None else plan.fill(given)[0]
+    return filled

@@ -133,7 +133,7 @@ class Contract:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What the input schema of a discovered tool lacks. A tool written for Interlock would have been refused."""
+        """The documentation that the input schema of a discovered tool lacks. A tool for Interlock would be refused."""
         from interlock.data.explain import undocumented
 
         return undocumented(self.manifest.protocol, self.manifest.parameters)

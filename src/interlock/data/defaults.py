@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any, cast
 
-from interlock.data.coerce import only_alternative
+from interlock.data.coerce import coerce, only_alternative
 from interlock.data.schema import Json, Schema, pointer, properties_of, resolve_ref
 
 # Places of an input that lie deeper are left as they are.
@@ -107,6 +107,13 @@ def inner_defaults(schema: Schema) -> DefaultPlan | None:
         return None
     plan.defaults = ()
     return plan if _leads_somewhere(plan) else None
+
+
+def converted_and_filled(facing: Schema, schema: Schema, arguments: Json) -> tuple[Json, Json]:
+    """Return arguments with their text converted as callers' schema says, and the same with inner defaults."""
+    given: Json = coerce(facing, arguments).value
+    plan = inner_defaults(schema)
+    return given, given if plan is None else plan.fill(given)[0]
 
 
 def default_at(schema: Schema, place: str) -> tuple[str, Any] | None:

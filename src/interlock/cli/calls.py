@@ -13,6 +13,7 @@ from interlock.cli.command import at_server, reading
 from interlock.cli.output import Output
 from interlock.cli.payloads import part_of_result, payload
 from interlock.cli.reconcile import reconcile
+from interlock.cli.viewer import time_at_rest
 
 if TYPE_CHECKING:
     from interlock.api.listing import Lead
@@ -62,10 +63,9 @@ class _Ago(str):
     ago_ms: int
 
     def at_store(self, reader: Reader, out: Output) -> str:
-        from interlock.api.homes import home_at
         from interlock.core.clock import iso
 
-        return iso(home_at(out.session.path).now_ms(reader) - self.ago_ms)
+        return iso(time_at_rest(reader, out.session.path) - self.ago_ms)
 
 
 def _by_store(reader: Reader, out: Output, value: str | None) -> str | None:
@@ -220,11 +220,10 @@ def top(reader: Reader, out: Output, /, lead: Lead, since: str | None, until: st
     interlock calls top
     interlock calls top --by cost --since 7d
     """
-    from interlock.api.homes import home_at
     from interlock.api.listing import top_of_all
 
     since, until = (_by_store(reader, out, one) for one in (since, until))
-    now_ms = home_at(out.session.path).now_ms(reader)
+    now_ms = time_at_rest(reader, out.session.path)
     return _answer_top(out, lead, top_of_all(reader, lead, now_ms=now_ms, since=since, until=until, limit=limit))
 
 

@@ -103,6 +103,13 @@ class Local:
         return self._undelivered
 
 
+def time_at_rest(reader: Reader, path: Path) -> int:
+    """The time now, by the clock that the processes of a data directory go by."""
+    from interlock.api.homes import home_at
+
+    return home_at(path).now_ms(reader)
+
+
 class AtRest:
     """The facts of a data directory that is read without being opened."""
 
@@ -120,9 +127,7 @@ class AtRest:
         return self._names.get(who, who)
 
     def now_ms(self) -> int:
-        from interlock.api.homes import home_at
-
-        return home_at(self._path).now_ms(self._reader)
+        return time_at_rest(self._reader, self._path)
 
     def must_leave(self, ticket: Ticket) -> bool:
         from interlock.api.approvals_at_rest import must_leave

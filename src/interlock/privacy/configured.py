@@ -24,7 +24,7 @@ _QUERY: Final = expression(r"[?&](?:\w*password|passwd|secret|token|api_?key)=[^
 _NAMED: Final = expression(r"(?:password|secret|token|credentials?|key)\Z", re.IGNORECASE)
 
 # Services of apprise whose addresses name a server, a person or a topic. Those of all others, such as Slack, are
-# credentials by themselves: whoever knows the address may send.
+# credentials by themselves: nothing else is needed to send.
 _NO_CREDENTIAL: Final = frozenset((
     "mailto", "mailtos", "json", "jsons", "xml", "xmls", "form", "forms", "ntfy", "ntfys", "mqtt", "mqtts", "syslog",
     "rsyslog", "dbus", "gnome", "macosx", "windows",

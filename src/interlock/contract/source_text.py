@@ -74,7 +74,7 @@ def _pinned(body: bytes) -> Pinned | None:
         )
     except (ValueError, TypeError):
         return None
-    texts = [read.text, read.package, *read.modules, *(one for one, _ in read.modules.values())]
+    texts: list[Any] = [read.text, read.package, *read.modules, *(one for one, _ in read.modules.values())]
     return read if all(isinstance(one, str) for one in texts) else None
 
 

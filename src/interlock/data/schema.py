@@ -114,7 +114,7 @@ class Schema:
 
     @cached_property
     def _chain(self) -> int:
-        """How many subschemas lead to each other for one value."""
+        """The most subschemas that lead to each other for one value."""
         return Places(self.document).chain(_MOST_STEPS)
 
     @property
@@ -280,7 +280,7 @@ def _too_deep(value: Any) -> bool:
 
 
 def _levels(value: Any, most: int) -> int:
-    """How many levels a value has, up to one more than `most`. Works level by level, so that it needs no stack."""
+    """Return the number of levels of a value, up to one more than `most`. Level by level, so that it needs no stack."""
     level: list[Any] = [value]
     for number in range(most):
         level = [

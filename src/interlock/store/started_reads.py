@@ -92,10 +92,10 @@ class StartedReads:
 
     def _forget(self, call: str, written: Future[None]) -> None:
         """Remove the closing record of a read that is in the journal now. One that could not be written stays."""
-        if written.cancelled() or (error := written.exception()) is not None:
+        error = "the loop has ended" if written.cancelled() else written.exception()
+        if error is not None:
             if not self._is_left:
-                why = "" if written.cancelled() else f": {error}"
-                _log.error("records of reads that were answered are left to the next process%s", why)
+                _log.error("records of reads that were answered are left to the next process: %s", error)
             self._is_left = True
         elif self.memory is not None:
             self._is_left = False

@@ -63,7 +63,7 @@ class Listener:
 
     def _listen(self, driver: psycopg.Connection[Any]) -> None:
         row = driver.execute(_SCHEMA).fetchone()
-        schema = b"" if row is None else row[0].encode()
+        schema = b"" if row is None or row[0] is None else row[0].encode()  # there is none if it was dropped
         driver.execute(_LISTEN)
         self.listening = True
         self._news()

@@ -54,7 +54,7 @@ _UNPREFIXED = "default"
 _TIMEOUT_S = 30
 # A manifest's description has 10 to 2,000 characters. If an upstream's is shorter or longer, models get the original.
 _SHORTEST_DESCRIPTION, _LONGEST_DESCRIPTION = 10, 2000
-_LONGEST_DESCRIPTION = 50_000
+_LONGEST_OWN = 50_000
 
 
 def import_all(
@@ -212,7 +212,7 @@ def _contract(
     described = visible(definition.description).strip()
     description = stated.description or _description(definition, upstream, described, needs)
     if stated.description is None and description != described:
-        own[OWN_DESCRIPTION] = described[:_LONGEST_DESCRIPTION]
+        own[OWN_DESCRIPTION] = described[:_LONGEST_OWN]
     return {
         "tool_id": done.tool_id,
         "name": name if 3 <= len(name) <= 255 else done.tool_id,
@@ -310,8 +310,8 @@ def _description(definition: Definition, upstream: str, described: str, needs: l
         needs.append("a description of what it does")
         made = f"{in_words(visible(definition.title or definition.name))}, a tool of {upstream}"
         return f"{made}: {described}" if described else made
-    if len(described) > _LONGEST_DESCRIPTION:
-        needs.append(f"a description of at most {_LONGEST_DESCRIPTION:,} characters: it has {len(described):,}, cut")
+    if len(described) > _LONGEST_OWN:
+        needs.append(f"a description of at most {_LONGEST_OWN:,} characters: it has {len(described):,}, cut")
     if len(described) > _LONGEST_DESCRIPTION:
         return described[: _LONGEST_DESCRIPTION - 2].rpartition(" ")[0] + " …"
     return described

@@ -69,10 +69,10 @@ LOADED = (
     "interlock.api.doctor.journal", "interlock.api.doctor.keys", "interlock.api.doctor.machine",
     "interlock.api.doctor.policy", "interlock.api.doctor.tools", "interlock.api.config_check", "interlock.api.packages",
     "interlock.authority.policy_check", "interlock.authority.rule_warnings", "interlock.store.postgres.vectors",
-    # Of servers.
-    "interlock.doors.operations", "interlock.doors.mcp.stdio", "interlock.doors.grpc.core_threads",
-    "interlock.doors.grpc.links", "interlock.doors.grpc.reflection", "interlock.doors.grpc.servicer",
-    "anyio._backends._asyncio", "packaging.requirements", "uvloop",
+    # Of servers, but for gRPC: it reads what it shall log from the environment when it is loaded.
+    "interlock.doors.operations", "interlock.doors.mcp.stdio", "anyio._backends._asyncio", "packaging.requirements",
+    "uvloop", "google.protobuf.descriptor_pb2", "google.protobuf.json_format", "google.protobuf.struct_pb2",
+    "google.rpc.error_details_pb2", "google.rpc.status_pb2",
     *postgres.LOADED,
 )  # fmt: skip
 PATIENCE_S = 150

@@ -49,7 +49,7 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
 
 
 async def outputs(wires: Wires, door: str, tool: str, arguments: Json, key: str | None = None) -> tuple[Any, Any]:
-    """What a door tells of hooks, and the data; of a failed call the envelope."""
+    """The outputs of hooks that a wire passes on, and the data; of a failed call, its envelope."""
     if door == "library":
         result = await wires.app.call(tool, arguments, key=key)
         if result.error is not None:

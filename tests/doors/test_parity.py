@@ -1,6 +1,6 @@
 """The same call through every door: the same data, the same error, the same record, the same events.
 
-What is left of an answer once ids and times are gone must not depend on the wire. The clients are in `support.ways`.
+Without ids and times, an answer must not depend on the wire. The clients are in `tests/support/wire_rows.py`.
 """
 
 from __future__ import annotations

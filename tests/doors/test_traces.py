@@ -31,11 +31,11 @@ class Place(Wires):
     """A server that traces calls, and callers of it: two of one tenant, an auditor of it, and one of another tenant."""
 
     async def make_call(self, who: str = MINE) -> str:
-        """Make a call. Its id."""
+        """Make a call and return its id."""
         return (await self.rows["rest"].heard(Wish("demo.add", {"a": 1, "b": 2}, token=who))).about["invocation_id"]
 
     async def read(self, door: str, call: str, who: str) -> Json | str:
-        """The trace of a call as a door gives it; the code of the refusal where it does not."""
+        """The trace of a call as an endpoint gives it, or the code of the refusal."""
         if door == "cli":
             return await self._cli(call, self.tokens[who])
         return await self.rows[door].trace(call, who)

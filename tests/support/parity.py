@@ -1,4 +1,4 @@
-"""One call through every endpoint, and what each told, recorded, announced and counted."""
+"""One call over every wire: the answer, the record, the events and the metrics of each."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _announced(event: Event) -> Json:
 async def through_all(
     ways: SdkWires, wish: Callable[[str], Wish]
 ) -> tuple[dict[str, Told], list[Json], list[list[Json]], list[Counter[str]]]:
-    """One wish through every door, one after the other: what each told, recorded, announced and counted."""
+    """One call over every wire, one after the other: the answers, the records, the events and the metrics."""
     told: dict[str, Told] = {}
     recorded: list[Json] = []
     announced: list[list[Json]] = []
@@ -150,7 +150,7 @@ async def through_all(
 def same(
     told: Mapping[str, Told], recorded: list[Json], announced: list[list[Json]], counted: list[Counter[str]]
 ) -> Told:
-    """What all doors agree on."""
+    """The answer on which all wires agree."""
     first = told["library"]
     assert told == dict.fromkeys(DOORS, first)
     for door, record in zip(DOORS, recorded, strict=True):

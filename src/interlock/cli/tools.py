@@ -306,7 +306,7 @@ def _time(timeout: Json) -> str:
 
 
 def _key(manifest: Json) -> str:
-    """Where the idempotency key of a call comes from."""
+    """Return the origin of the idempotency key of a call."""
     if manifest["mutation_class"] == "read_only":
         return "not needed"
     stated: Json = manifest.get("idempotency") or {}
@@ -364,7 +364,7 @@ def _fields(schema: Json) -> list[list[str]]:
     rows: list[list[str]] = []
     for name, raw in parts.items():
         part = {**resolve_ref(schema, raw), **raw}
-        default = f", {part['default']!r} unless said" if "default" in part else ", may be left out"
+        default = f", {part['default']!r} unless given" if "default" in part else ", may be left out"
         examples: list[Any] = part.get("examples") or []
         example = f" (for example {examples[0]!r})" if examples else ""
         rows.append([name, type_words(part) + ("" if name in required else default), f"{_description(part)}{example}"])

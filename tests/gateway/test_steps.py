@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -42,8 +42,8 @@ def _hooks(app: Interlock) -> list[str]:
     """Note the hooks that run, and how many closing records their call has then."""
     ran: list[str] = []
 
-    def noted(when: str) -> Callable[[Seen], HookResult | None]:
-        def look(seen: Seen) -> None:
+    def noted(when: str) -> Callable[[Seen], Awaitable[None]]:
+        async def look(seen: Seen) -> None:  # on the event loop, whose reader it uses
             ran.append(f"{when} {len(records(app, seen.invocation_id))}")
 
         return look

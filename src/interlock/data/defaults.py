@@ -102,10 +102,9 @@ def inner_defaults(schema: Schema) -> DefaultPlan | None:
     """Return the plan of the defaults inside of a schema; None if there are none."""
     plan = DefaultPlan()
     try:
-        _describe(plan, schema, schema.document, {}, ())
+        _describe(plan, schema, schema.document, {}, None)
     except RecursionError:  # a schema that leads back to itself before it says anything
         return None
-    plan.defaults = ()
     return plan if _leads_somewhere(plan) else None
 
 
@@ -144,14 +143,16 @@ def _plan(schema: Schema, node: Any, plans: dict[str, DefaultPlan]) -> DefaultPl
 
 
 def _describe(
-    plan: DefaultPlan, schema: Schema, part: Json, plans: dict[str, DefaultPlan], trail: tuple[str, ...]
+    plan: DefaultPlan, schema: Schema, part: Json, plans: dict[str, DefaultPlan], trail: tuple[str, ...] | None
 ) -> None:
-    """Add to a plan what a schema says about objects and about lists."""
+    """Add to a plan what a schema says about objects and about lists. `trail` is None for the whole of a schema, whose
+    own defaults are not part of the plan; else it has the references that lead here.
+    """
     root = schema.document
     node = only_alternative(root, part, "object")
     known = {name for name, _ in plan.defaults}
     for name, one in properties_of(node).items():
-        stated = resolve_ref(root, one)
+        stated = {} if trail is None else resolve_ref(root, one)
         if "default" in stated and name not in known and schema.takes(stated, stated["default"]):
             plan.defaults += ((name, stated["default"]),)
         inner = _plan(schema, one, plans)
@@ -167,8 +168,8 @@ def _describe(
     every: Any = part.get("allOf")
     for one in cast("list[Any]", every) if isinstance(every, list) else ():
         ref = cast("Json", one).get("$ref") if isinstance(one, dict) else None
-        if isinstance(one, dict) and ref not in trail:
-            further = (*trail, ref) if isinstance(ref, str) else trail
+        if isinstance(one, dict) and (trail is None or ref not in trail):
+            further = trail if trail is None or not isinstance(ref, str) else (*trail, ref)
             _describe(plan, schema, resolve_ref(root, cast("Json", one)), plans, further)
 
 

@@ -202,8 +202,14 @@ async def pause(name: Annotated[str, Field(description="a name", examples=["a"])
     return name
 
 
-pause.preview(lambda name: Preview(impact="an account"))
-pause.compensate(lambda name: None)
+@pause.preview
+def _(name: str) -> Preview:
+    return Preview(impact=name)
+
+
+@pause.compensate
+async def _(result: str) -> None:
+    return None
 
 
 @pytest.mark.proves("EFFECT-06")

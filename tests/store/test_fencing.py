@@ -11,11 +11,13 @@ import signal
 from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+import psycopg
 import pytest
 
+from interlock import Effect, Field, Interlock, Preview, tool
 from interlock.store.postgres import fence
 from tests.support.bounds import PATIENCE_S, until
 from tests.support.cli import Cli
@@ -185,3 +187,57 @@ async def test_no_tool_works_on_under_locks_that_another_server_has_by_now(
         for one, tool in first:
             answer = await one.ask(web, tool, f"first-{one.name}")
             assert answer.json()["error"]["error_code"] == "E3409", answer.text
+
+
+go_on = asyncio.Event()
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="fenced", effects=[Effect("account:{name}", "UPDATE")]
+)
+async def pause(name: Annotated[str, Field(description="a name", examples=["a"])]) -> str:
+    """Work on an account until a test lets it end."""
+    if name != "a":
+        await go_on.wait()
+    return name
+
+
+@pause.preview
+def _(name: str) -> Preview:
+    return Preview(impact=name)
+
+
+@pause.compensate
+async def _(result: str) -> None:
+    return None
+
+
+@pytest.mark.proves("EFFECT-06")
+async def test_a_process_that_was_taken_for_dead_writes_no_outcome_over_unknown(
+    tmp_path: Path, postgres_server: Server
+) -> None:
+    """A program of somebody's own, which is not ended: its tool is at work when its lease is gone."""
+    go_on.clear()
+    store = postgres_server.new_schema()
+    async with Interlock.open(tmp_path, store=store) as late, Interlock.open(tmp_path, store=store) as other:
+        await late.add(pause)
+        other.catalog.attach(pause)
+        running = asyncio.create_task(late.call("fenced.pause", name="b", key="first"))
+
+        async def is_at_work() -> bool:
+            return len(late.gateway.runner.active) > 0
+
+        async def is_unknown() -> bool:
+            ended = await other.call("fenced.pause", name="b", key="first")
+            return ended.error is not None and ended.error.code == "E3409"
+
+        await until(is_at_work)
+        with psycopg.connect(store, autocommit=True) as connection:
+            connection.execute("DELETE FROM instance WHERE id = %s", (late.instance.id,))
+        await until(is_unknown)
+        go_on.set()
+        ended = await running
+        assert ended.error is not None
+        assert ended.error.code in ("E3409", "E3801")
+        assert await is_unknown()
+        assert (await other.call("fenced.pause", name="b", key="second")).ok

@@ -177,7 +177,7 @@ class HeldLocks:
 
     def rest(self) -> None:
         """Note that nothing works under these locks any more. They are held until the outcome is on record."""
-        if not self.released and self.locks is not None:
+        if not self.released and self.locks is not None and self.locks.leased:
             self.locks.works(self, working=False)
 
     def expire(self) -> None:
@@ -215,6 +215,8 @@ class Locks:
         self._calls: dict[str, HeldLocks] = {}
         board = home.lock_board(instance)
         self._near = board.near
+        # Whether others may take the locks of this process when its lease has run out.
+        self.leased = not board.near
         self._sharing = (Sharing if board.near else RemoteSharing)(board, self._tickets)
 
     async def hold(
@@ -237,7 +239,8 @@ class Locks:
         sharing = self._sharing
         if ticket.granted and sharing.alone and (self._near or sharing.decides):
             ticket.held = True
-            self.works(ticket, working=True)
+            if self.leased:
+                self.works(ticket, working=True)
             return ticket
         try:
             if not ticket.granted:
@@ -246,12 +249,13 @@ class Locks:
         except BaseException:
             ticket.release()
             raise
-        self.works(ticket, working=True)
+        if self.leased:
+            self.works(ticket, working=True)
         return ticket
 
     def works(self, ticket: HeldLocks, *, working: bool) -> None:
-        """Note whether the tool of a call works under its locks."""
-        if not self._near and ticket.reaches:
+        """Note whether the tool of a call works under its locks, which matters where they are leased."""
+        if ticket.reaches:
             self._sharing.works(ticket, working)
 
     # Within the process
@@ -319,7 +323,8 @@ class Locks:
                 del self._table[where]
                 del self._order[bisect_left(self._order, where)]
                 self._stems.discard(where)
-        self.works(ticket, working=False)
+        if self.leased:
+            self.works(ticket, working=False)
         del self._tickets[ticket]
         if self._calls.get(ticket.call) is ticket:
             del self._calls[ticket.call]

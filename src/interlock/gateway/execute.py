@@ -84,17 +84,8 @@ class Execution:
                 return replay
         if tool.credentials and call.more.lease is None:
             await self._credentials.lend_to(granted)
-        if not tool.writes and not self._locks.needed(granted):
-            return await self._start(granted)
-        await self._locks.hold(granted)
-        try:
-            return await self._start(granted)
-        finally:
-            self._locks.rest(call)
-
-    async def _start(self, granted: Granted) -> Ran:
-        """Run the tool of a call that has all it needs: its key, its credentials and its locks."""
-        call, tool = granted, granted.tool
+        if tool.writes or self._locks.needed(granted):
+            await self._locks.hold(granted)
         undo = call.request.operation == "compensate"
         wanted = tool.bound.undo_takes_context if undo else tool.bound.takes_context
         wanted = wanted and (tool.writes or self._runner.uses_context(tool))
@@ -130,23 +121,27 @@ class Execution:
     async def carry_out(self, granted: Granted, context: Context | None, started: Started | None = None) -> Ran:
         """Run the tool and check its effects. `started` is a function that was started on the fast path."""
         call = granted
-        before = await self._audit.before() if self._audit.active else None
-        # INVARIANT: the effects of a tool that fails, or is cut off, are checked like those of one that succeeds.
         try:
-            output = await self._runner.run(granted, context, started)
-        except Failure:
-            await self._check_effects(call, context, before)
-            raise
-        except asyncio.CancelledError:
-            with suppress(Failure):  # the violation is recorded all the same; the caller has gone
-                await asyncio.shield(self._check_effects(call, context, before))
-            raise
-        if before is not None or context is not None or call.more.detected:
-            await self._audit.judge(call, granted.tool, context, before)
-        if isinstance(output, Aged):
-            # INVARIANT: a cached answer is never presented as a new one.
-            call.extend().warnings.append(f"CACHED_RESULT age_s={output.age_s:.3f}")
-            output, call.extend().source = output.value, "cache"
+            before = await self._audit.before() if self._audit.active else None
+            # INVARIANT: the effects of a tool that fails, or is cut off, are checked like those of one that succeeds.
+            try:
+                output = await self._runner.run(granted, context, started)
+            except Failure:
+                await self._check_effects(call, context, before)
+                raise
+            except asyncio.CancelledError:
+                with suppress(Failure):  # the violation is recorded all the same; the caller has gone
+                    await asyncio.shield(self._check_effects(call, context, before))
+                raise
+            if before is not None or context is not None or call.more.detected:
+                await self._audit.judge(call, granted.tool, context, before)
+            if isinstance(output, Aged):
+                # INVARIANT: a cached answer is never presented as a new one.
+                call.extend().warnings.append(f"CACHED_RESULT age_s={output.age_s:.3f}")
+                output, call.extend().source = output.value, "cache"
+        finally:
+            if self._locks.leased:
+                self._locks.rest(call)
         granted.output = output
         if context is not None:
             # INVARIANT: what a tool reports after it has returned changes nothing.

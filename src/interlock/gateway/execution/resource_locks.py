@@ -24,6 +24,7 @@ class ResourceLocks:
         self, locks: Locks, audit: EffectAudit, cancellation: Cancellation, clock: Clock, failure_log: FailureLog
     ) -> None:
         self._locks = locks
+        self.leased = locks.leased
         self._audit = audit
         self._cancellation = cancellation
         self._clock = clock

@@ -59,7 +59,7 @@ async def test_a_list_of_a_surface_takes_as_many_steps_in_a_large_catalog_as_in_
             counts: list[int] = []
             for _ in range(4):
                 with Calls() as calls:
-                    caller = await service.surfaces.attach(app.caller)
+                    caller = await service.surfaces.attach(app.caller, "mcp")
                     described, cursor = await listing.page(caller, None, shows_apps=True)
                 counts.append(calls.count)
                 assert len(described) == 3 + len(SHOWN)

@@ -514,7 +514,10 @@ async def test_a_tool_leaves_a_surface_when_its_credential_expires(home: Path) -
         await app.secrets.set("mail/key", "s3cret-value", by="test", expires_ms=app.clock.now_ms() + 60_000)
 
         async def listed() -> list[str]:
-            return [one.row.address for one in await service.surfaces.listed(await service.surfaces.attach(app.caller))]
+            return [
+                one.row.address
+                for one in await service.surfaces.listed(await service.surfaces.attach(app.caller, "mcp"))
+            ]
 
         assert await listed() == ["office.read_mail"]
         clock.advance(59)
@@ -557,7 +560,7 @@ async def test_listing_a_surface_takes_as_many_calls_of_functions_as_a_catalog_o
         ) as app:
             await admit(app, *tools)
             service = Service(app)
-            caller = await service.surfaces.attach(app.caller)
+            caller = await service.surfaces.attach(app.caller, "mcp")
             assert await _own_list(service, caller) == sorted(names[:40])
             counted.append(await _calls_of_functions(service, caller))
             await service.close()
@@ -573,9 +576,9 @@ async def test_a_surface_that_nobody_uses_is_forgotten_after_a_month_also_one_of
     ) as app:
         await admit(app, *TOOLS)
         service = Service(app)
-        await service.surfaces.attach(app.caller)  # it has pins alone
+        await service.surfaces.attach(app.caller, "mcp")  # it has pins alone
         eve = Caller(id="eve", scopes=app.caller.scopes)
-        await service.surfaces.attach(eve)
+        await service.surfaces.attach(eve, "mcp")
         clock.advance(20 * 86_400)
         await service.surfaces.load(["office.forecast"], eve)
         holders = "SELECT holder FROM surface ORDER BY holder"
@@ -584,7 +587,7 @@ async def test_a_surface_that_nobody_uses_is_forgotten_after_a_month_also_one_of
         await app.background.maintain()
         assert app.journal.reader.all(holders) == [("local:eve",)]
         # It is made anew when its holder comes back.
-        await service.surfaces.attach(app.caller)
+        await service.surfaces.attach(app.caller, "mcp")
         assert len(app.journal.reader.all(holders)) == 2
         clock.advance(40 * 86_400)
         await app.background.maintain()

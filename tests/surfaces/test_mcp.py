@@ -212,8 +212,9 @@ async def test_a_clients_own_model_selects_a_tool_where_the_client_declares_samp
         else:
             assert "the person said no" in (await select("weather in Rome", ""))["refused"]
         assert (await select("weather in Rome", '{"tool": null}'))["refused"] is None
-        # The gate decides about its choice too.
-        forbid = '\n@id("no-words") forbid (principal, action, resource == Tool::"office.translate");\n'
+        # The gate decides about its choice too. What is forbidden in every call is not even offered.
+        forbid = '\n@id("no-words") forbid (principal, action, resource == Tool::"office.translate")'
+        forbid += ' when { context.arguments.value == "x" };\n'
         wires.app.policy.path.write_text(wires.app.policy.path.read_text() + forbid)
         await until(lambda: "no-words" in wires.app.policy.rules.text)
         denied = await select("translate a text", '{"tool": "office.translate", "parameters": {"value": "x"}}')

@@ -65,7 +65,7 @@ class DefaultPlan:
             return self._filled_object(cast("Json", value), path, filled)
         if isinstance(value, list):
             return self._filled_list(cast("list[Any]", value), path, filled)
-        return cast("Any", value)
+        return value
 
     def _filled_list(self, items: list[Any], path: tuple[str | int, ...], filled: list[Filled]) -> list[Any]:
         plans = [self.first[at] if at < len(self.first) else self.rest for at in range(len(items))]

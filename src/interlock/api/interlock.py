@@ -112,7 +112,7 @@ class Interlock(Parts):
     def end_with_lease(self) -> None:
         """Have the kernel end this process if others could take the locks under which a tool of it still works.
 
-        `interlock serve` does so. It matters on PostgreSQL alone, and needs Linux. Let a supervisor restart the program.
+        `interlock serve` does so. It matters on PostgreSQL, and needs Linux. Let a supervisor restart the program.
         """
         self.instance.end_with_lease()
 

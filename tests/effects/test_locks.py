@@ -50,7 +50,7 @@ def processes(path: Path, count: int, store: str | None = None) -> Generator[lis
     if store:
         homes[0].open_database().close()
     instances = [home.instance(f"{next(NUMBERS):026d}") for home in homes]  # an id is used once
-    opened = [Locks(one.home, clock=CLOCK, instance=one) for one in instances]
+    opened = [Locks(home, clock=CLOCK, instance=one) for home, one in zip(homes, instances, strict=True)]
     try:
         yield opened
     finally:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from interlock import Caller
@@ -68,7 +67,7 @@ async def test_what_the_documentation_of_a_discovered_tool_lacks_is_a_warning_on
         assert (await app.catalog.resolve("far.full")).contract.warnings == ()
         async with wired(app) as wires:
             shown = (await wires.http.get("/v1/tools/far.look")).json()
-            told: Json = orjson.loads(await wires.rpc("tools.describe", {"tool_id": "far.look"}))
+            told = await wires.rpc("tools.describe", {"tool_id": "far.look"})
         assert tuple(shown["warnings"]) == tuple(told["result"]["warnings"]) == lacking
         assert (await app.call("far.look", text="a", line={})).ok
         assert server.calls[-1].arguments == {"text": "a", "line": {"size": 3}}

@@ -21,7 +21,8 @@ from bench.report import Table, verdict
 from interlock.search import words
 from interlock.search.evaluation import ndcg, recall
 from interlock.search.index import Encoder, Index, IndexedTool
-from interlock.search.onnx import OnnxEncoder, installed
+from interlock.search.onnx import OnnxEncoder
+from interlock.search.packaged import installed
 from interlock.search.table import shipped
 from interlock.selection.evaluation import TaskOutcome, report
 from interlock.selection.hierarchy import Hierarchy, partition

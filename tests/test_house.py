@@ -33,8 +33,8 @@ LONG_FILES = {
         669,
         "one document: the fields of a manifest, each beside the checks that it needs",
     ),
-    "interlock.settings": (675, "one table: the settings, each with its bounds and its description"),
-    "interlock.upstreams.mcp.session": (555, "one conversation: its two directions share the requests that are open"),
+    "interlock.settings": (676, "one table: the settings, each with its bounds and its description"),
+    "interlock.upstreams.mcp.session": (558, "one conversation: its two directions share the requests that are open"),
     "interlock.http.connection": (526, "one state machine: every callback of the parser changes the same fields"),
     "interlock.authority.commands": (525, "one parser: the grammar of a shell, rule by rule"),
 }

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.data.nesting import levels, too_deep
 from interlock.data.piece_schema import piece_of
 from interlock.data.subschemas import Places
 
@@ -99,7 +100,7 @@ class Schema:
         # INVARIANT: a recursive schema never receives a value so deep that the validator's own stack would overflow.
 
         def fits(value: Any) -> bool:
-            return not _too_deep(value) and is_valid(value)
+            return not too_deep(value) and is_valid(value)
 
         return fits
 
@@ -219,10 +220,10 @@ class Schema:
         None of their messages quotes the value.
         """
         try:
-            if self._recursive and _too_deep(value):
+            if self._recursive and too_deep(value):
                 return list(compile_validator(False).iter_errors(None))
             # INVARIANT: explaining takes no more stack, and no more time, than this many subschemas below each other.
-            if self._chain * _levels(value, _MOST_STEPS) > _MOST_STEPS:
+            if self._chain * levels(value, _MOST_STEPS) > _MOST_STEPS:
                 return [] if self.fits(value) else list(compile_validator(False).iter_errors(None))
             return list(islice(self.validator.iter_errors(value), MOST_ERRORS))
         except _UNFIT:
@@ -237,9 +238,6 @@ class Schema:
                 return {}
             node = resolve_ref(self.document, cast("Json", child))
         return node
-
-
-DEEPEST = 200
 
 
 def _refers_to_itself(root: Json, node: Json, trail: tuple[str, ...], cleared: set[str]) -> bool:
@@ -272,26 +270,6 @@ def _parts_of(node: Json) -> Iterator[Json]:
             waiting.extend(part.values())
         elif isinstance(one, list):
             waiting.extend(cast("list[Any]", one))
-
-
-def _too_deep(value: Any) -> bool:
-    """Whether a value is nested deeper than allowed."""
-    return _levels(value, DEEPEST) > DEEPEST
-
-
-def _levels(value: Any, most: int) -> int:
-    """Return the number of levels of a value, up to one more than `most`. Level by level, so that it needs no stack."""
-    level: list[Any] = [value]
-    for number in range(most):
-        level = [
-            item
-            for one in level
-            if isinstance(one, dict | list | tuple)
-            for item in (cast("Json", one).values() if isinstance(one, dict) else cast("list[Any]", one))
-        ]
-        if not level:
-            return number + 1
-    return most + 1
 
 
 def _internal(root: Json, node: Json) -> frozenset[str]:

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
-from interlock.data.schema import DEEPEST, Json, require_schema
+from interlock.data.nesting import DEEPEST
+from interlock.data.schema import Json, require_schema
 
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})

@@ -1,4 +1,4 @@
-"""How deep values nest: a validator needs stack for each level of a schema that leads back to itself."""
+"""The depth of nested values: a validator needs stack for each level of a schema that leads back to itself."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ LOADED = (
     # Of commands that make calls, of those that look at stored data without one, and of `doctor`.
     "interlock.api.wiring.authorizing", "interlock.api.wiring.executing", "interlock.api.wiring.gateway",
     "interlock.api.wiring.returning", "interlock.api.wiring.reviewing", "interlock.contract.source_text",
-    "interlock.api.approvals_at_rest", "interlock.api.at_rest", "interlock.api.drafts", "interlock.api.homes",
+    "interlock.api.approvals_at_rest", "interlock.api.at_rest", "interlock.api.declared_tools",
+    "interlock.api.drafts", "interlock.api.homes",
     "interlock.api.journal_files", "interlock.api.doctor.findings", "interlock.api.doctor.home",
     "interlock.api.doctor.journal", "interlock.api.doctor.keys", "interlock.api.doctor.machine",
     "interlock.api.doctor.policy", "interlock.api.doctor.tools", "interlock.api.config_check", "interlock.api.packages",

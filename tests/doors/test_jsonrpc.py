@@ -196,6 +196,7 @@ async def test_unsafe_calls_of_a_batch_run_alone_and_answers_keep_the_order_of_r
 async def test_a_tool_decides_by_the_input_that_hooks_leave_and_is_told_under_its_id(wire: Wire) -> None:
     app = wire.world.app
     await prepare(app)
+    await app.journal.changes.look()  # that there are new tools is told before anybody listens
     assert "result" in await wire.ask("tools.list")  # the caller is known
     seen, heard = shift(app, 1), list[str]()
     app.listen(lambda event: heard.append(event.invocation_id))

@@ -1135,7 +1135,8 @@ async def test_what_is_taken_back_while_a_call_is_on_its_way_is_not_used(app: In
     _, result = await asyncio.gather(
         app.standing_approvals.revoke(standing.id, by=BEN), app.call("demo.send", to="carl", key="k")
     )
-    assert code(result) == "E3410"
+    # From a server, the call may also read of approvals after the revocation.
+    assert code(result) in (("E3410",) if app.home.near else ("E3410", "E3208"))
     assert (await app.call("demo.send", to="carl", key="k")).pending
     assert sample.world.runs == 0
 

@@ -52,6 +52,8 @@ FRESH_S = 0.05
 MAX_STALE_S = 2.0
 # How long a read on the thread may take, from when it began, for a caller to wait for it. One that takes longer hangs.
 _PATIENCE_S = 2.0
+# The same of a caller on the event loop that has nothing yet from a database on another machine.
+_PATIENCE_HERE_S = 1.0
 _LOOK_AGAIN_S = 0.002
 _NEVER = float("-inf")
 
@@ -181,17 +183,16 @@ class ChangeReader:
 
         Waits for a read that is under way on the thread. Calls begin with this, before they use caches.
         """
-        if self._monotonic() < self.fresh_until:
-            return
-        if self._far_and_unread():
+        while self._monotonic() >= self.fresh_until and self._far_and_unread():
             self.hurry()
-            await self.look()
-        else:
+            await self.look()  # meanwhile another cache may be added
+        if self._monotonic() >= self.fresh_until:
             await self._wait_for(self.try_catch_up)
 
     def catch_up(self) -> None:
         """The same for caches that cannot wait: E3801 while the thread reads, if what is known is too old."""
-        if not self._try_catch_up(here=self._home.near or self._far_and_unread()):
+        far = self._far_and_unread()
+        if not self._try_catch_up(here=self._home.near or far, wait_s=_PATIENCE_HERE_S if far else 0):
             raise _unanswered()
 
     def try_catch_up(self) -> bool:
@@ -202,14 +203,14 @@ class ChangeReader:
         """Whether nothing is known yet, or a cache was added since, and the database is on another machine."""
         return not self._home.near and (self._thread is None or self._read_at == _NEVER)
 
-    def _try_catch_up(self, *, here: bool) -> bool:
+    def _try_catch_up(self, *, here: bool, wait_s: float = 0) -> bool:
         self.hurry()
         now = self._monotonic()
         known = now - self._read_at < self._max_stale_s
         read, failure = None, None
         # While the thread reads, what is known is good enough for a little longer. A database on another machine may
         # not answer for a while, so only threads wait for it, unless a cache that cannot wait has nothing yet.
-        if here and self._lock.acquire(blocking=False):
+        if here and self._lock.acquire(timeout=wait_s):
             try:
                 read = self._read()
             except Failure as error:

@@ -8,6 +8,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.needs import missing
+
 
 @contextmanager
 def full_disk(home: Path, largest: int | None = None) -> Generator[None]:
@@ -28,12 +30,10 @@ def full_disk(home: Path, largest: int | None = None) -> Generator[None]:
 @contextmanager
 def small_disk(place: Path, mebibytes: int) -> Generator[None]:
     """A directory is a file system of its own meanwhile, in memory, which is soon full. Only root may make one."""
-    import pytest
-
     size = f"size={mebibytes}m"
     made = subprocess.run(("mount", "-t", "tmpfs", "-o", size, "tmpfs", place), capture_output=True, check=False)
     if made.returncode:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
+        missing(f"no file system can be mounted here: {made.stderr.decode().strip()}")
     try:
         yield
     finally:

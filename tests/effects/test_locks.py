@@ -208,7 +208,11 @@ class Floor:
         self.done += 1
 
 
-@pytest.mark.proves("EFFECT-06")
+@pytest.mark.part_of(
+    "EFFECT-06",
+    rest="a read against a write and overlapping names through the gateway, calls of several sessions; a version "
+    "that is an ETag of an upstream; 1,000 rounds between nodes, which the thorough run has",
+)
 @given(JOBS)
 def test_overlapping_calls_never_interleave_and_all_of_them_end(jobs: list[Job]) -> None:
     async def scene(path: Path) -> None:

@@ -55,7 +55,12 @@ def _hooks(app: Interlock) -> list[str]:
     return ran
 
 
-@pytest.mark.proves("LIFE-02")
+@pytest.mark.part_of(
+    "LIFE-02",
+    rest="the mapper for outcomes of the fast path, of a deadline and of a cancellation; faults in linking, "
+    "telemetry and the terminal event; an alias on a search surface; deadline, signal and progress inside the "
+    "sandbox",
+)
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_a_call_is_queued_after_it_is_allowed_and_before_anything_of_it_runs(
     app: Interlock, stopped: bool

@@ -116,7 +116,7 @@ async def test_no_other_caller_finds_a_draft_over_any_wire_or_process(home: Path
                     path, json={"jsonrpc": "2.0", "id": 1, **body} if path == "/rpc" else body
                 )
                 assert "E3101" in answer.text, answer.text
-            for listing in ("/v1/tools", "/v1/tools/search?q=scale", "/v1/tools/mine.scale"):
+            for listing in ("/v1/tools", "/v1/tools?q=scale", "/v1/tools/mine.scale"):
                 assert "dev.1" not in (await wires.http.get(listing)).text
             assert "scale" not in await wires.mcp("tools/list", {}, modern=True)
         # Not even the same person, outside of the session.

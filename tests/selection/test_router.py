@@ -139,7 +139,12 @@ async def _used(app: Interlock, pairs: list[tuple[str, str]], caller: Caller) ->
 
 
 @pytest.mark.proves("SURF-09")
-@pytest.mark.proves("SURF-16")
+@pytest.mark.part_of(
+    "SURF-16",
+    rest="the same report from the journal of a process that was opened again, after tools have changed; the choice "
+    "by cost over the endpoints, and its statement in a recorded selection; precision and wrong-tool rate of "
+    "the shipped data as values",
+)
 async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getting_worse(home: Path) -> None:
     async with Interlock.open(home, housekeeping=False) as app:
         tools = [

@@ -152,7 +152,11 @@ def _tables_at(path: Path, revision: str) -> dict[str, dict[str, tuple[str, bool
         }
 
 
-@pytest.mark.proves("OPS-08")
+@pytest.mark.part_of(
+    "OPS-08",
+    rest="a release that was tagged, of which there is none; a process killed, or a fault, between two migrations; "
+    "two programs that start at once on an older store, where the test has threads; one step back below 0012",
+)
 async def test_up_down_and_up_again_gives_the_same_schema_and_keeps_the_rows(home: Home) -> None:
     await lived(home)
     made, kept = shape(home), rows(home)

@@ -130,7 +130,11 @@ EXCLUDED = {
 }
 
 
-@pytest.mark.proves("SURF-01")
+@pytest.mark.part_of(
+    "SURF-01",
+    rest="scopes other than workspace and session; the values of scope_ref, policy_refs and surface_reason; what "
+    "gRPC answers about a hidden tool, word for word",
+)
 async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_they_must_not_know(wires: Wires) -> None:
     assert (await wires.http.get("/v1/tools")).status_code == 200
     own: Json = (await wires.http.get("/v1/surface")).json()

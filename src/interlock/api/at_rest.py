@@ -1,8 +1,8 @@
 """Reads of a data directory that is not opened, for commands that only look.
 
 Opening one loads every part of the gateway, which takes most of the time of such a command. So the database alone is
-read, and each function imports what it needs. None checks rights: who can read the files may read the database. None is
-returned where only an open data directory can tell.
+read, and each function imports what it needs. No function checks rights: anybody who can read the files can read the
+database. A function returns None if the answer needs an open data directory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def identities(reader: Reader) -> list[Json]:
 
 
 def signing_keys(path: Path) -> list[Json] | None:
-    """The keys that verify tokens, oldest first. None where there are none: whether they were lost, open parts tell."""
+    """The keys that verify tokens, oldest first. None if there are none: opening tells if they were lost."""
     from interlock.authority.keys import IssuerKeys
     from interlock.core.clock import Clock
     from interlock.store.home import Home
@@ -50,7 +50,7 @@ def quarantined(reader: Reader) -> list[Json]:
 
 
 def upstreams(reader: Reader) -> Json | None:
-    """Every upstream with its tools. None while a service is left alone: how long, open parts tell."""
+    """Every upstream with its tools. None while calls to one are paused: an open directory has the time."""
     from interlock.store import breakers
     from interlock.store import upstreams as stored
 
@@ -65,7 +65,7 @@ def upstreams(reader: Reader) -> Json | None:
 
 
 def upstream(reader: Reader, name: str) -> Json | None:
-    """One upstream with its tools. None also if a tool changed: the difference to its contract, open parts tell."""
+    """One upstream with its tools. None also if a tool changed: comparing it needs an open directory."""
     from interlock.store import breakers
     from interlock.store import upstreams as stored
 
@@ -79,7 +79,7 @@ def upstream(reader: Reader, name: str) -> Json | None:
 
 
 def credentials(reader: Reader, path: Path) -> list[CredentialEntry] | None:
-    """The stored credentials, without values. None if principals.toml was changed: it says who may list them."""
+    """The stored credentials, without values. None if principals.toml has changed: it may change who may list them."""
     from interlock.authority.default_principals import unchanged
     from interlock.store import secrets
     from interlock.store.home import Home

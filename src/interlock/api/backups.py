@@ -35,7 +35,7 @@ Checked = Callable[[int], None]
 
 
 class Progress(NamedTuple):
-    """Callbacks that are told how far a copy is, and its verification."""
+    """Callbacks for the progress of a copy and of its verification."""
 
     copied: Done
     verified: Checked

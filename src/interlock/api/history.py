@@ -1,7 +1,7 @@
-"""A call as the journal tells it: all its records, and what follows from them.
+"""A call in the journal: all its records, and what follows from them.
 
-What people had to say about a call is told by records of the kind `approval`. Those about the decision bear the call's
-id; those about a message to approvers, and those of an approval that was given in advance, bear the approval's.
+Records of the kind `approval` have what people decided about a call. Those about the decision have the id of the call.
+Those about a message to approvers, and about an approval that was given in advance, have the id of the approval.
 """
 
 from __future__ import annotations

@@ -194,9 +194,10 @@ def _followed(tenant: str, opened: Callable[[Reader, str], str | None], reader: 
 def match(selected: Sequence[Selected], called: Sequence[Called]) -> list[tuple[str, str, str]]:
     """The first call that the caller of each selection or search made after it: its id, the tool and the caller.
 
-    A call belongs to the last selection before it, and to no other, or to a search since then that found its tool. One
-    of a tool that was no candidate of a selection counts too, if it came at once: the caller knew better. A search says
-    nothing about tools that it did not find, as it may be one of several, each for another step.
+    Only the last selection of a caller and searches after it are considered. A call belongs to the newest search that
+    found its tool, or else to that selection. If the tool was not a candidate of the selection, the call counts only if
+    no search came between, and within `FOLLOWS_OTHER_S`: the caller knew better. A search says nothing about tools
+    that it did not find: it may be for one step of several.
     """
     events: list[tuple[int, Selected | Called]] = sorted(
         [*((one.place, one) for one in selected), *((one.place, one) for one in called)], key=lambda one: one[0]

@@ -33,7 +33,7 @@ class Reconciliation:
         return [one.document() for one in await unknown_calls(self._parts.journal)]
 
     async def settle(self, call_id: str, *, by: Caller, happened: bool, result: Any = None, stated: bool) -> Json:
-        """Settle a call: it happened, and its key answers with the result from now on; or it did not, and it is free.
+        """Settle a call. If it happened, its key answers with the result from now on; if not, the key is free.
 
         `stated` says whether a result was given. E3004 for one that the tool could not have returned, and for none
         where the tool returns something.

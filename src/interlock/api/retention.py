@@ -27,7 +27,7 @@ async def purge(
 ) -> Json:
     """Remove records past their term, up to a record or to those made before a time; without `remove`, say which.
 
-    `progress` is told how many of how many were removed.
+    `progress` is called with the number of removed records and the number to remove.
     """
     require_here(by, "policy:admin", "removing records")
     home, settings, now_ms = parts.home, parts.settings, parts.clock.now_ms()

@@ -125,8 +125,8 @@ class Surfaces:
         self._pinned = settings.surface_pinned
         self._loads = settings.surface_unloaded == "load"
         self._doors = frozenset(settings.surface_doors)
-        # Callers with a surface, and those who see the whole catalog at an endpoint that attaches surfaces itself, by
-        # their identity as objects: a token may stand for other rights later, and then for another object.
+        # Callers with a surface, and callers who see the whole catalog at an endpoint that attaches surfaces itself.
+        # The keys are ids of objects: if the rights of a token change, its caller is another object.
         self._attached: dict[tuple[int, bool], _Attached] = {}
         self._whole: dict[str, dict[int, Caller]] = {
             name: {} for name, row in endpoints.ENDPOINTS.items() if row.attaches_surfaces

@@ -57,7 +57,7 @@ def copy_verified(
 ) -> tuple[Copy, ChainVerdict]:
     """Copy a data directory. A copy that does not verify is removed again, and refused (E3804).
 
-    `pages` and `records` are told how far the copy and the verification are.
+    `pages` and `records` are called with the progress of the copy and of the verification.
     """
     with copied(source, target, pages) as copy:
         verdict = verify(copy.home, progress=records)

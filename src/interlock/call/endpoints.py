@@ -1,7 +1,7 @@
 """The endpoints, one row each. A new one is a module with a function `open_door`, and a row here.
 
 A row says everything about an endpoint that others need to know: how `interlock serve` names it and where it is found,
-what its callers are told, and how their surfaces are attached. The module says the rest by the `Door` that it opens:
+the advice that its callers get, and how their surfaces are attached. The `Door` that its module opens has the rest:
 its routes, a port of its own, and how it ends (`interlock.doors.door`). It is named here and imported by a server only.
 
 The name of a row stands in `door` of requests and records. Calls that come through no endpoint have names there too:
@@ -96,7 +96,7 @@ def addresses(base: str, host: str, ports: Mapping[str, int]) -> Iterator[Addres
 
 
 def default_ports() -> dict[str, int]:
-    """The ports of endpoints that have their own, unless the server is told otherwise."""
+    """The default ports of endpoints that have a port of their own."""
     return {name: row.port for name, row in ENDPOINTS.items() if row.port is not None}
 
 

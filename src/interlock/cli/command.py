@@ -211,7 +211,7 @@ _LOCAL_ONLY: dict[Callable[..., Any], str] = {}
 
 
 def local_only(words: str) -> Callable[[F], F]:
-    """Say why a command is refused with --server, where more than the work on a data directory speaks against it."""
+    """Set the reason that is shown when a command is refused with --server, in place of the general one."""
 
     def mark(command: F) -> F:
         _LOCAL_ONLY[_origin(command)] = words

@@ -2,7 +2,7 @@
 
 Every command that shows a page loads this module, so it needs next to nothing but the standard library.
 
-INVARIANT: of what a text is made of, no control character but tabs and ends of lines reaches the stream.
+INVARIANT: no control character in the pieces of a text reaches the stream, except tabs and ends of lines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def clean(text: str) -> str:
 
 
 def clean_json(text: str) -> str:
-    """The same of a JSON text: it means what it meant."""
+    """The same for a JSON text, with JSON escapes, so that it still parses to the same value."""
     return text if text.isprintable() else _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 

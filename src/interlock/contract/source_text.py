@@ -4,8 +4,8 @@ A sandboxed tool runs as the text of its module, in a process of its own. Around
 the name of the function, whether it takes a context, and which arguments its compensation has. All of that is read from
 the syntax of the text, and nothing of the text is executed here.
 
-INVARIANT: a tool is made of a text only if the digest of the implementation that its manifest states comes out, which
-covers every character of the text. So it is the text that was admitted.
+INVARIANT: a tool is made of a text only if the text has the digest of the implementation that the manifest states. The
+digest covers every character, so it is the text that was admitted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from interlock.contract.manifest import HandlerName, Manifest
 from interlock.contract.pinned_source import Pinned
 from interlock.core.errors import Failure
 
-# A module of a tool may be that large, with the modules beside it. One that is larger needs its file.
+# The most bytes of a module with the modules beside it. A larger one is not stored, and needs its file.
 MOST_BYTES = 4 * 2**20
 _HANDLERS: frozenset[str] = frozenset(get_args(HandlerName))
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -109,7 +109,7 @@ def inner_defaults(schema: Schema) -> DefaultPlan | None:
 
 
 def converted_and_filled(facing: Schema, schema: Schema, arguments: Json) -> tuple[Json, Json]:
-    """Return arguments with their text converted as callers' schema says, and the same with inner defaults."""
+    """Return arguments converted as the schema for callers says, without and with the inner defaults."""
     given: Json = coerce(facing, arguments).value
     plan = inner_defaults(schema)
     return given, given if plan is None else plan.fill(given)[0]

@@ -222,7 +222,7 @@ class Schema:
         try:
             if self._recursive and too_deep(value):
                 return list(compile_validator(False).iter_errors(None))
-            # INVARIANT: explaining takes no more stack, and no more time, than this many subschemas below each other.
+            # INVARIANT: the stack and the time that explaining needs are limited to `_MOST_STEPS` nested subschemas.
             if self._chain * levels(value, _MOST_STEPS) > _MOST_STEPS:
                 return [] if self.fits(value) else list(compile_validator(False).iter_errors(None))
             return list(islice(self.validator.iter_errors(value), MOST_ERRORS))

@@ -169,7 +169,7 @@ class Places:
         return self._counted(max, most)
 
     def _counted(self, together: Callable[[Iterable[int]], int], most: int) -> int:
-        """Count the subschemas that one is checked with: its own, and those of its parts, added or the most of them."""
+        """Return the largest count of a subschema: 1, plus `together` (sum or max) of the counts of its parts."""
         counted: dict[int, int] = {}
         nodes = list(_nodes(self._document))
         waiting: list[tuple[Any, bool]] = [(node, False) for node in nodes]

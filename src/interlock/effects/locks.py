@@ -28,8 +28,8 @@ dead when it has not renewed its lease: it believes its own locks only while it 
 
 INVARIANT: two calls whose locks conflict, neither of which called the other, never hold them at the same time. A call
 whose process was taken for dead holds nothing any more: it cannot settle, and is `unknown`. Before that, calls whose
-tools work under locks are stopped (`HeldLocks.expire`). A server in which such a tool goes on, or that is stopped
-itself, is ended by its kernel.
+tools work under locks are stopped (`HeldLocks.expire`). If such a tool does not stop, or its process is suspended, the
+kernel ends a server (`store.postgres.fence`).
 """
 
 from __future__ import annotations

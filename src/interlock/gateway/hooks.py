@@ -4,8 +4,8 @@ A hook that raises or takes too long blocks the call. A change by a hook is vali
 
 Whatever a hook emits (messages, progress, decisions, context, an updated input) is an entry of `hook_outputs` with the
 hook's id and phase. The entries are returned beside the result, never in it, and are part of the closing record. Their
-texts are redacted and bounded. They are redacted again after the last hook, because a call may have become private
-values since: a pre-hook runs before credentials are lent.
+texts are redacted and bounded. They are redacted again after the last hook, because the call may have private
+values by then that were unknown before: pre-hooks run before credentials are lent.
 
 Each hook runs in a task of its own, and plain functions in threads that only hooks and tools' own checks use. The call
 waits for it until the hook's `timeout_s` or the call's deadline, whichever comes first, also where the hook ignores its

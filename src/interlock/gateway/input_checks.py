@@ -51,7 +51,7 @@ def check_input(requested: Requested, given: Json) -> Json:
 def _with_inner_defaults(requested: Requested, plan: DefaultPlan, given: Json) -> Json:
     """Return the arguments with the defaults that objects in them lack.
 
-    None is filled in where the arguments would not fit any more, or where there are too many to record.
+    Fills in no default if the arguments would then not fit the schema, or if there are too many defaults to record.
     """
     arguments, filled = plan.fill(given)
     if not filled:

@@ -193,9 +193,9 @@ def publish(
 ) -> Unit[bool]:
     """Unit that makes an admitted version available. False if exactly this content is already there.
 
-    `source`: the digest of the text that is executed when the tool is loaded. `code`: what identifies the code of a
-    tool that is not isolated; that of a version which is already there is allowed from now on as well. `text`: that
-    of a sandboxed tool, from which machines without its file run it.
+    `source`: the digest of the text that is executed when the tool is loaded. `code` identifies the code of a tool
+    that is not isolated; if the version is already there, this code is allowed for it too. `text`: the text of a
+    sandboxed tool, from which machines without its file run it.
     """
     from interlock.contract.standard.export import permission_profile  # the models of the standard, for publishing only
 

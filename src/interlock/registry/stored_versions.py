@@ -67,7 +67,7 @@ class StoredVersions:
         return read
 
     def _read_texts(self, reader: Reader, sources: dict[str, str | None]) -> None:
-        """Read the texts of sandboxed tools that machines share: a version is bound where nobody can wait for them."""
+        """Read the texts of sandboxed tools on a shared store now, because binding a version cannot wait for a read."""
         for digest, source in sources.items() if self._shared else ():
             if runs_from_text(source) and not isinstance(self.texts.get(digest), bytes):
                 text = stored_text_of(reader, digest)

@@ -49,7 +49,7 @@ class OnnxEncoder:
         self.near = float(stated.get("near", NEAR))
         self._pooling, self._query, self._document = _manner(stated)
         self._ids, name = _tokenizer(folder)
-        # Vectors of the same model are others if the text is cut or led in another way.
+        # The same model gives other vectors if the tokenizer, the pooling or the words in front of texts differ.
         self.model = f"onnx:{digest[:16]}{name}"
         if (self._pooling, self._document) != ("mean", ""):
             self.model += f":{sha256(f'{self._pooling} {self._document}'.encode()).hexdigest()[:8]}"

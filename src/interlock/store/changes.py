@@ -2,12 +2,13 @@
 
 Theory of operation. A transaction that changes tools, identities, revocations, quarantines, breakers or upstreams
 raises an *epoch*. One thread reads all epochs in one statement, every `READ_EVERY_S`, and at once when another process
-on a server notifies it. A cache watches some of them
-(`watch`): when one has changed, its `load` reads what the cache needs, still on the thread, and its `apply` takes that
-over on the event loop. The loop itself reads in three cases only: after a change of this process, which must count at
-once (`look`), when the thread is late, and when the process was idle, in which the thread reads seldom (`catch_up`). If
-the store is on a server, it reads once, before anything is known; other threads read the rest.
-The loop never waits for a read of the thread: `caught_up` and `look` let it go on meanwhile, and `catch_up` refuses.
+on a server notifies it. A cache watches some of them (`watch`): when one has changed, its `load` reads what the cache
+needs, still on the thread, and its `apply` takes that over on the event loop. The loop itself reads in three cases
+only: after a change of this process, which must count at once (`look`), when the thread is late, and when the process
+was idle, in which the thread reads seldom (`catch_up`). If the store is on a server, it reads once, before anything is
+known; other threads read the rest. `caught_up` and `look` wait for a read of the thread without blocking the loop.
+`catch_up` refuses (E3801). Before anything is known of a store on a server, it blocks the loop first, for up to
+`_PATIENCE_HERE_S`.
 
     thread   epochs ─ changed? ─ load ─┐                    epochs ─ not changed ─ fresh_until moves on
     loop                               └ apply, fresh_until moves on

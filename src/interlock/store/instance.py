@@ -49,7 +49,7 @@ class Instance:
         return owner == self.id or self.home.runs(owner)
 
     def end_with_lease(self) -> None:
-        """End this process when others may take it for dead. The kernel knows who lives, so nobody here does that."""
+        """Do nothing: the lock file is released by the kernel, so no process that lives is ever taken for dead."""
 
     def report(self, document: dict[str, Any]) -> None:
         """Write how this process is into its sign of life, for others on this home to read: `Home.signs_of_life`."""
@@ -58,7 +58,7 @@ class Instance:
             os.pwrite(self._file.fileno(), text, 0)
             os.ftruncate(self._file.fileno(), len(text))
         except OSError:
-            pass  # a full disk is told in other ways
+            pass  # other parts report a full disk
 
     def close(self) -> None:
         (self.home.instances / f"{self.id}.lock").unlink(missing_ok=True)

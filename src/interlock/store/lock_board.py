@@ -100,11 +100,11 @@ class Board(ABC):
         return True
 
     def expiring(self) -> bool:
-        """Whether that will be uncertain in a moment, unless the store answers."""
+        """Whether `sure` will soon be false, unless the store answers."""
         return False
 
     def guard(self, working: bool) -> None:  # noqa: B027 - only leases run out
-        """Note whether a tool works under locks of this process: then it must end with the right to them."""
+        """Note whether a tool works under locks of this process. While one does, it ends when it loses them."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Table `tool_source`: the text of sandboxed tools, by its digest. Tools of one module share a row.
 
-A fact names the text of each tool, by the digest of the tool's content. Rows stay, as those of versions do.
+A fact maps the digest of a tool's content to the digest of its text. Rows are never removed, like those of versions.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _TEXT_OF = "text:"
 
 
 def put(transaction: Transaction, tool: str, body: bytes) -> bool:
-    """Store the text of a tool, which `tool` names by the digest of its content. What is there stays.
+    """Store the text of a tool, unless it has one. `tool` is the digest of the tool's content.
 
-    Returns whether the tool had none.
+    Returns whether the text was stored.
     """
     digest = hashlib.sha256(body).hexdigest()
     statement = "INSERT INTO tool_source (digest, body) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING"

@@ -2,8 +2,7 @@
 
 The file is a database of its own, `search/vectors.db`: everything in it can be computed again, so it is no part of the
 store and of its backups. A row has the vector of one text by one model, as numbers of two bytes, with the model and the
-dimension. A file that cannot be used is begun anew, and one that cannot be written costs a restart its time and nothing
-else.
+dimension. A file that cannot be used is replaced. If it cannot be written, vectors are computed again after a restart.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class VectorCache:
         return found
 
     def put(self, dimension: int, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Store the vectors of texts by their digests. The oldest rows give way where all take too much room."""
+        """Store the vectors of texts by their digests. Removes the oldest rows above `MOST_BYTES`."""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.executemany(

@@ -30,8 +30,8 @@ _CHARSET = expression(r';\s*charset\s*=\s*"?([^\s;"]+)', re.IGNORECASE)
 
 
 class Answers:
-    """Reads the answers of one service, under the limits of its `intake`. `whole` checks those whose tools hold a part
-    of their schema; `schemas` reads what it checks them by.
+    """Reads the answers of one service, under the limits of its `intake`. `whole` checks results whose tools hold
+    only a part of the schema; `schemas` reads the schemas of the whole document for it.
     """
 
     def __init__(

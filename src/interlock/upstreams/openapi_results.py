@@ -3,11 +3,11 @@
 In some documents most responses lead, from reference to reference, to nearly everything that is defined. The schemas of
 all results are therefore compiled once, as one schema with the definitions that they share: an object with one member,
 the result, under the digest that its tool holds (`native["whole_result"]`). The document is read when a result needs
-it: the one of the configuration, or the one at its address. A digest that it does not have is that of another
-description.
+it: the one of the configuration, or the one at its address. If the document lacks the
+digest, its description of the result has changed since the tool was admitted.
 
-Calls wait for the document for a part of their time only, because they were made already: a service that does not hand
-out its document must not make the outcome of a write unknown. It is read on without them.
+A call waits for the document for at most half of the time it has left. The upstream has already run it, so a service
+that does not return its document must not make the outcome of a write unknown. Reading goes on after the call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from interlock.upstreams.schemas import cleaned
 _log = logging.getLogger("interlock.upstreams")
 
 IN_PART = "RESULT_CHECKED_IN_PART"
-# How long a document that could not be read is left alone.
+# How long to wait before a document that could not be read is tried again.
 _PAUSE_S = 60.0
 # How long a call waits for the document at most, which is never more than half of the time that it has left.
 _PATIENCE_S = 10.0
@@ -58,7 +58,7 @@ class WholeResults:
             await asyncio.wait((self._reading,))
 
     async def check(self, call: RemoteCall, value: Any) -> None:
-        """Note the faults of a result in its call. If the document cannot say them, its warnings say so.
+        """Add the faults of a result to its call, or the warning `IN_PART` if the whole schema cannot be had.
 
         Raises nothing: the call was made, and what its tool holds of the schema is checked in any case.
         """

@@ -5,8 +5,8 @@ clock of the database. A process that asks about one whose time has passed remov
 then on `interlock_begin` refuses every transaction of that process: the id of a process is used once, so it is its
 fencing token. So a process that was only slow cannot write over what others made of its calls.
 
-Fencing the store does not stop a tool. So a server (`end_with_lease`) is ended by the kernel at the moment from which
-others may take its locks, while a tool works under them (`fence`).
+Fencing the store does not stop a tool. So while a tool works under locks, a timer of the kernel (`fence`) ends a
+server (`end_with_lease`) `MARGIN_S` before its lease runs out, which is before others may take these locks.
 
 With its lease a process tells how it is, and which files its data directory has (`store.node_files`).
 """
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from interlock.store.home import Home
 
 RENEW_EVERY_S = 3.0
-# A process is sure of its lease until so long before it runs out: clocks do not go equally fast.
+# A process is sure of its lease until this long before it runs out, because clocks run at different speeds.
 MARGIN_S = 2.0
-# So long before that, tools that work under locks are stopped, so that the process need not end for them.
+# Tools that work under locks are stopped this long before that, so that the process does not have to end.
 ENDING_S = 2.0
 # How long a process that was found to live is not asked about again.
 BELIEVED_S = 0.5
@@ -53,8 +53,8 @@ class Lease:
     ) -> None:
         """Take a lease on the store at an address.
 
-        `place` tells which data directory on which machine this is. `holds` is told the id of the lease, and "" at its
-        end.
+        `place` returns which data directory on which machine this is. `holds` is called with the id of the lease, and
+        with "" at its end.
         """
         self.id = instance_id
         self.home = home
@@ -114,7 +114,7 @@ class Lease:
         return _now() < self._sure_until
 
     def expiring(self) -> bool:
-        """Whether this process will not be sure of its lease any more in a moment, unless it is renewed."""
+        """Whether `sure` will be false within `ENDING_S`, unless the lease is renewed."""
         return _now() >= self._sure_until - ENDING_S
 
     def end_with_lease(self) -> None:

@@ -3,8 +3,8 @@
 The row is not the lock of the ledger, so nobody who writes records waits for it. A process is on the board as long as
 its lease is in the store. One whose lease has run out loses it here, with all its locks, and may not write from then
 on. So a process that was stopped for longer than its lease cannot settle the call that it had locks for. The tool of
-that call must not be at work any more either. Nobody can stop it from another machine, so its own process does, or its
-kernel (`Lease.guard`).
+that call must have ended as well. No other machine can stop it, so its own process does, or the kernel of its machine
+(`Lease.guard`).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Listener:
         # Whether notices that are sent now are heard.
         self.listening = False
         self._ended = threading.Event()
-        # Written to when the thread is to end, which waits for the server and for this.
+        # A pipe to wake the thread when it is to end: it waits for the server and for this pipe.
         self._end, self._ending = os.pipe()
         self._thread = threading.Thread(target=self._run, name="interlock-notices", daemon=True)
         self._thread.start()

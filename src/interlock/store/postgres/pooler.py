@@ -26,9 +26,9 @@ def pooler_mode(connection: PostgresConnection, address: str) -> Mode | None:
         return None
     with connected(address) as one, connected(address) as other:
         try:
-            # Some poolers take the session that was used last, others each in its turn. With any number of sessions,
-            # two clients then share one in the first four statements, or the first one gets another than before. Where
-            # other clients are busy meanwhile, they may mix that up, but hardly so often.
+            # In transaction mode, a pooler uses the session that was used last, or all sessions in turn. Within four
+            # statements, either both clients get the same session, or the first client gets another one. Other
+            # clients may hide this by chance, so it is repeated.
             first, second = _session(one), _session(other)
             shared = first == second or any(
                 _session(client) != session

@@ -58,7 +58,7 @@ class VectorTable(NamedTuple):
     def put(self, transaction: Transaction, model: str, rows: Sequence[tuple[bytes, Sequence[float]]]) -> None:
         """Store the vectors of texts by their digests, in place of those of another dimension.
 
-        The oldest rows give way where all take too much room.
+        Removes the oldest rows above `MOST_BYTES`.
         """
         for digest, vector in rows:
             # Not a sequence: one transaction at a time writes, and a unit that is run again gives the same numbers.
@@ -79,9 +79,10 @@ class VectorTable(NamedTuple):
     def similar(
         self, reader: Reader, numbers: Sequence[int], asked: Sequence[Sequence[float]], most: int | None
     ) -> list[tuple[Any, ...]]:
-        """The rows among some whose vectors are nearest to the first of those asked for, the nearest first.
+        """Compare the vectors of some rows with those asked for.
 
-        Each is its number and its cosine similarity, which is 1 - distance, to each vector. Without `most`, all rows.
+        Returns the number of each row, and its cosine similarity (1 - distance) to each vector asked for. With `most`,
+        only that many rows, those nearest to the first vector, nearest first. Without it, all rows, in no order.
         """
         columns = ", ".join(
             f"1 - (vector {self.distance} CAST(?{place} AS {self.type}))" for place in range(3, 3 + len(asked))

@@ -23,7 +23,7 @@ class McpConfig(ConfigPart):
     conversation of their own, so by default this is done only by `url`, where that costs no process. `apps`: whether
     the extension for MCP Apps is declared to the server; many servers list other tools to clients that declare it.
     `tasks`: whether tasks of the server are followed for every client (`follow`), or the server may make tasks only of
-    the calls of clients that take tasks themselves (`relay`); it then refuses others where it cannot answer otherwise.
+    the calls of clients that take tasks themselves (`relay`); it then refuses calls of other clients that need a task.
     `send_caller`: whether each call says for whom it is made, in its `_meta` and, by `url`, in headers; by default, a
     program of one's own and a server on one's own networks (`allow_private`) are told.
     """
@@ -53,7 +53,7 @@ class McpConfig(ConfigPart):
         return self.send_caller
 
     def own_client(self, client: str) -> str:
-        """Return the session of a client if it has conversations of its own; empty if its caller has them."""
+        """Return the session of a client with conversations of its own (by `url`); empty if those of a caller share."""
         return "" if self.url is None else client
 
     def lent(self, credentials: Mapping[str, str]) -> dict[str, str]:

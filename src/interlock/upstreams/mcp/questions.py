@@ -67,7 +67,7 @@ class Questions:
         return self._passed_on and asked.ask is not None and QUESTIONS[method] in asked.capabilities
 
     def doubt(self, method: str, why: str) -> None:
-        """Note that a question came, without an answer, which may be of this call or of another."""
+        """Note that a question was not answered, which this call or another one may have raised."""
         self._doubt = (method, why)
 
     def explain(self, failure: Failure) -> Failure:

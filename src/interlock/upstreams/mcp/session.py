@@ -529,7 +529,7 @@ class Session:
             if self._on_doubt is not None:
                 self._on_doubt()
             raise unclear(method, possible)
-        # A conversation of all callers, for which nothing was declared: the call that it is of may have ended.
+        # All callers share this conversation, and it declared no questions: the call that raised it may have ended.
         if of is None and not self.capabilities and any(one.reaches(method) for one in possible):
             raise unclear(method, possible)
         return await put_for_one_of(possible, method, params)

@@ -6,14 +6,15 @@ questions that the client can answer, and a server may ask or log something that
 A caller who can be asked or listens therefore has conversations of their own.
 
 A question comes on the stream of the call that raised it, outside of these streams, or, over pipes, without a stream.
-In the first case one conversation carries any number of calls. For the others, whose question it is must be known:
+In the first case one conversation carries any number of calls. In the others, conversations are separated so that the
+client of each question is known:
 
     by URL, a client with a session     has a conversation of its own, so each question in it is for this client
     by URL, a client without a session  has a conversation for each call. Beyond `PER_CALLER_BY_URL` calls at a time the
                                         rest share one, in which a question outside of a stream fails; after the first
                                         such question calls wait for a free conversation instead
-    over pipes                          each call has a process, up to `PER_CALLER`, then waits: processes cost more
-                                        than conversations, so those of a caller's clients are used again
+    over pipes                          each call has a process; with `PER_CALLER` processes in use, calls wait. The
+                                        clients of a caller use the same ones, because processes cost more
 
 All of them are bounded in number and closed when they were not used for a while.
 """

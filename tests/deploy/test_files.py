@@ -95,8 +95,16 @@ def test_variables_are_settings() -> None:
 
 
 def test_a_server_has_longer_to_end_than_it_gives_its_calls() -> None:
-    assert int(unit("interlock.service")["Service"]["TimeoutStopSec"]) > 30
-    assert int(COMPOSE["stop_grace_period"].removesuffix("s")) > 30
+    waits = {
+        "interlock.service": unit("interlock.service")["Service"]["TimeoutStopSec"],
+        "compose.yaml": COMPOSE["stop_grace_period"].removesuffix("s"),
+    }
+    for name, wait in waits.items():
+        words = started()[name]
+        command = cli.get_command(click.Context(cli), words[0])
+        assert command is not None
+        params = command.make_context(words[0], words[1:]).params
+        assert int(wait) >= params["shutdown_delay"] + params["drain_timeout"] + 15, name
 
 
 @pytest.mark.part_of(

@@ -24,7 +24,7 @@ from interlock.api.blocked import Blocked
 from interlock.api.deferred import deferred_ref
 from interlock.api.rights import require_here
 from interlock.api.surfaces import Surfaces, holder_of, id_of
-from interlock.call.capability import Capability, Link, ToolGrant
+from interlock.call.capability import SURFACE, Capability, Link, ToolGrant
 from interlock.call.context import Caller
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
@@ -36,6 +36,7 @@ from interlock.store import surfaces as stored
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.api.tools import Tools
+    from interlock.contract.standard.document import SurfaceScope
     from interlock.registry.version import Version
 
 PAGE: Final = 200
@@ -163,10 +164,11 @@ class SurfaceViews:
             policy = (f"policy:{self._parts.policy.rules.version}",)
         except Failure:
             policy = ()  # the policy is broken, and everything is blocked
+        scope, scope_ref = _scope(caller)
         surface = ToolSurface(
             surface_id=id_of(holder_of(caller)),
-            scope="workspace" if caller.capability is None else "session",
-            scope_ref=caller.acting if caller.capability is None else caller.capability.leaf.jti,
+            scope=scope,
+            scope_ref=scope_ref,
             created_at=iso(self._parts.clock.now_ms() if row is None else row.created_ms),
             producer=f"interlock:{self._parts.instance.id}",
             tool_refs=tuple(refs),
@@ -216,6 +218,19 @@ def _why(mode: str, most: int, *, defers: bool) -> str:
     return "the setting surface is all" if mode == "all" else f"the caller may use no more than {most} tools"
 
 
+def _scope(caller: Caller) -> tuple[SurfaceScope, str]:
+    """Return the scope of a caller's surface, as their token states it, and the id within that scope.
+
+    A token that says nothing is a session; a caller without a token works in the data directory.
+    """
+    if caller.capability is None:
+        return "workspace", caller.acting
+    leaf = caller.capability.leaf
+    kind, _, ref = str(leaf.constraints.get(SURFACE, "session")).partition(":")
+    known = {"session": leaf.jti, "workspace": caller.acting, "tenant": caller.tenant, "peer_agent": caller.acting}
+    return cast("SurfaceScope", kind), ref or known[kind]
+
+
 def _remembered(row: stored.SurfaceRow) -> Caller:
     """The caller for whom a surface was made. Good for showing it, and for nothing else."""
     facts: Json = orjson.loads(row.facts)
@@ -242,5 +257,5 @@ def _links(facts: Json) -> Iterator[Link]:
             tools=tuple(ToolGrant(tool, versions) for tool, versions in one["tools"]),
             not_before=one["not_before"],
             expires=one["expires"],
-            constraints={},
+            constraints={} if one.get(SURFACE) is None else {SURFACE: one[SURFACE]},
         )

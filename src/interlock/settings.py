@@ -22,6 +22,7 @@ from interlock.call.endpoints import listing_tools
 from interlock.call.surface_rules import Excluded, ModelRule, Pinned
 from interlock.contract.manifest import Approval, BreakerRule, NetworkPolicy
 from interlock.core.errors import Failure
+from interlock.core.variables import PREFIX, variable
 from interlock.data import addresses
 from interlock.data.bounds import MOST_REQUEST_VALUES
 from interlock.data.documents import Malformed, read_json
@@ -584,23 +585,17 @@ def _defaults() -> Settings:
 
 def _named_by_environment() -> list[str]:
     """The settings that the environment states, in their order."""
-    stated = {name for name in os.environ if name.startswith(_PREFIX)}
+    stated = {name for name in os.environ if name.startswith(PREFIX)}
     return [name for name in Settings.model_fields if variable(name) in stated] if stated else []
 
 
 _MOST = 5
-_PREFIX = "INTERLOCK_"
 
 
 # Settings that say what to look for: an expression may have the form of what it finds.
 _EXPRESSIONS = frozenset({"redact_patterns", "redact_names", "selection_rules"})
 _KEEP_APART = "keep it apart, in a file or under `interlock secrets set`, and name that here (a database's: PGPASSFILE)"
 _CORRECT = "correct what is named, or remove it; the settings reference describes each one; then: interlock doctor"
-
-
-def variable(name: str) -> str:
-    """The environment variable that states a setting."""
-    return _PREFIX + name.upper()
 
 
 def nearest(name: str, names: Iterable[str], alike: float = 0.6) -> str | None:

@@ -139,6 +139,8 @@ async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_t
     told = own["surface"]
     assert told.keys() >= FIELDS
     assert ToolSurface.parse(told).document() == told
+    # It is what the constructor of the model would make of the same values: complete, and in order of the fields.
+    assert orjson.dumps(ToolSurface(**told).document()) == orjson.dumps(told)
     assert told["loaded_tools"] == ["office.translate", "office.forecast"]
     deferred = {one["tool_id"]: one for one in told["deferred_tools"]}
     assert deferred.keys() == {"office.create_invoice", "office.send_email"}

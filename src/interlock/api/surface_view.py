@@ -156,45 +156,45 @@ class SurfaceViews:
     def _document(
         self, caller: Caller, row: stored.SurfaceRow | None, lists: _Lists, defers: bool, cursor: str | None
     ) -> Json:
-        from interlock.contract.standard.declarations import BlockedTool, DeferredToolRef, ToolSurface
-
         settings = self._parts.settings
         refs = [*lists.loaded, *(str(one["tool_id"]) for one in lists.deferred)]
         try:
-            policy = (f"policy:{self._parts.policy.rules.version}",)
+            policy = [f"policy:{self._parts.policy.rules.version}"]
         except Failure:
-            policy = ()  # the policy is broken, and everything is blocked
+            policy = []  # the policy is broken, and everything is blocked
         scope, scope_ref = _scope(caller)
-        surface = ToolSurface(
-            surface_id=id_of(holder_of(caller)),
-            scope=scope,
-            scope_ref=scope_ref,
-            created_at=iso(self._parts.clock.now_ms() if row is None else row.created_ms),
-            producer=f"interlock:{self._parts.instance.id}",
-            tool_refs=tuple(refs),
-            loaded_tools=tuple(lists.loaded),
-            deferred_tools=tuple(DeferredToolRef(**one) for one in lists.deferred),
-            blocked_tools=tuple(BlockedTool(**one) for one in lists.blocked),
-            excluded_tools=tuple(BlockedTool(**one) for one in lists.excluded),
-            selection_policy="search" if defers else "all",
-            default_tool_choice="auto",
-            capability_requirements=("tool_calls", "tool_search", "tool_loading") if defers else ("tool_calls",),
-            model_capabilities=self._tools.exclusions.capabilities(caller),
-            role_constraints=(
+        # In order of the fields of `ToolSurface`: loading that model takes longer than everything else done here.
+        surface: Json = {
+            "schema_version": "0.2.0",
+            "surface_id": id_of(holder_of(caller)),
+            "scope": scope,
+            "created_at": iso(self._parts.clock.now_ms() if row is None else row.created_ms),
+            "producer": f"interlock:{self._parts.instance.id}",
+            "scope_ref": scope_ref,
+            "tool_refs": refs,
+            "loaded_tools": lists.loaded,
+            "deferred_tools": [_stated(one) for one in lists.deferred],
+            "blocked_tools": [_stated(one) for one in lists.blocked],
+            "excluded_tools": lists.excluded,
+            "selection_policy": "search" if defers else "all",
+            "default_tool_choice": "auto",
+            "capability_requirements": ["tool_calls", "tool_search", "tool_loading"] if defers else ["tool_calls"],
+            "model_capabilities": list(self._tools.exclusions.capabilities(caller)),
+            "role_constraints": [
                 *(f"group:{one}" for one in sorted(caller.groups)),
                 *(f"scope:{one}" for one in sorted(caller.scopes)),
-            ),
-            policy_refs=policy,
-            runtime_refs=tuple(sorted(lists.origins)),
-            surface_reason=_why(settings.surface, settings.surface_most, defers=defers),
-        )
+            ],
+            "policy_refs": policy,
+            "runtime_refs": sorted(lists.origins),
+            "surface_reason": _why(settings.surface, settings.surface_most, defers=defers),
+        }
         return {
             "caller": caller.id,
             "agent": caller.agent,
             "tenant": caller.tenant,
             "revision": 0 if row is None else row.revision,
             "changed_at": None if row is None else iso(row.changed_ms),
-            "surface": surface.document(),
+            "surface": surface,
             "reasons": lists.reasons,
             "cursor": cursor,
         }
@@ -208,6 +208,10 @@ class SurfaceViews:
         did = who if identity is None else identity.did
         row = await self._parts.journal.read(lambda reader: stored.of_caller(reader, did))
         return await somebody(self._parts, who) if row is None else _remembered(row)
+
+
+def _stated(part: Json) -> Json:
+    return {name: value for name, value in part.items() if value is not None}
 
 
 def _why(mode: str, most: int, *, defers: bool) -> str:

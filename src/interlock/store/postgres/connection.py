@@ -25,6 +25,7 @@ from interlock.core.errors import Failure
 from interlock.core.host_paths import without_paths
 from interlock.store.connection import OutcomeUnknown, Refused, Rows
 from interlock.store.postgres.dialect import adapt, translate
+from interlock.store.postgres.session import configure, keepalives
 
 # How long to wait for a server that does not answer when a connection is made.
 CONNECT_S = 10
@@ -32,8 +33,6 @@ CONNECT_S = 10
 _PREPARE_AFTER = 1
 # How long to wait before a server that cannot be reached is tried again.
 _TRY_AGAIN_S = 0.2
-# How long a statement waits for a lock, which is mostly the one that all writers of a store share.
-_PATIENCE = b"SET lock_timeout = '10s'"
 # Rows of a long read that are fetched at once.
 _ROWS_AT_ONCE = 500
 _WRITES = ("INSERT", "UPDATE", "DELETE")
@@ -71,8 +70,7 @@ class PostgresConnection(Rows):
         driver = connected(self._address)
         try:
             adapt(driver, text_as_bytes=self._text_as_bytes)
-            if not self._reading:
-                driver.execute(_PATIENCE)
+            configure(driver, reading=self._reading)
         except psycopg.Error as error:
             driver.close()
             raise translated(error) from None
@@ -202,7 +200,7 @@ class PostgresConnection(Rows):
 
 
 def connected(address: str) -> psycopg.Connection[Any]:
-    """A connection of the driver. A way to the server that is cut without a word is noticed within half a minute."""
+    """A connection of the driver. A way to the server that is cut without a word is noticed within some seconds."""
     try:
         return psycopg.connect(
             address,
@@ -211,11 +209,8 @@ def connected(address: str) -> psycopg.Connection[Any]:
             prepare_threshold=_PREPARE_AFTER,
             connect_timeout=CONNECT_S,
             application_name="interlock",
-            keepalives_idle=10,
-            keepalives_interval=5,
-            keepalives_count=3,
-            tcp_user_timeout=30_000,
             client_encoding="UTF8",
+            **keepalives(),
         )
     except psycopg.Error as error:
         raise translated(error) from None
@@ -227,6 +222,8 @@ _MEMORY = "53200"  # out_of_memory
 _MANY = "53300"  # too_many_connections
 # The driver gives no code where a connection cannot be made.
 _ALL_TAKEN = ("too many connections", "too many clients", "connection slots are reserved")
+# The server does so if a transaction stands still (`session.IDLE_MS`), and when it ends.
+_ENDED = ("idle-in-transaction timeout", "server closed the connection unexpectedly")
 _CREDENTIALS = "28"
 _NOT_LET_IN = ("authentication failed", "no password supplied")
 
@@ -255,6 +252,8 @@ def translated(error: psycopg.Error) -> Exception:
         return sqlite3.DataError(words or "a value does not fit its column")
     if isinstance(error, psycopg.ProgrammingError):
         return Refused(words) if state else sqlite3.ProgrammingError("the statement cannot be run")
+    if any(words in str(error) for words in _ENDED):
+        return sqlite3.OperationalError("the database server has ended the connection")
     return sqlite3.OperationalError(words or "the database server does not answer")
 
 

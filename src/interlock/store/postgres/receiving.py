@@ -34,6 +34,8 @@ class _Receiver:
 
     def begin(self, role: str | None) -> None:
         connection = self._connection
+        # Between two tables the rows of a source are counted, and nobody else uses the store before it is complete.
+        connection.execute("SET idle_in_transaction_session_timeout = 0")
         connection.execute("BEGIN")
         connection.execute(f"SELECT pg_advisory_xact_lock({schema.MIGRATING})")
         if connection.one(schema.UNFINISHED) is not None:

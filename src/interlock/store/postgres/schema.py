@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.core.record import NamedTuple
 from interlock.store.postgres.connection import FENCED, translated
+from interlock.store.postgres.session import configure, keepalives
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -318,6 +319,16 @@ def _type_named(name: str, *_: Any, **__: Any) -> str:
     return name
 
 
+def _opened(address: str) -> Any:
+    """A connection of the driver as SQLAlchemy wants it, with the same bounds as that of a writer."""
+    import psycopg
+
+    driver = psycopg.connect(address, autocommit=True, **keepalives())
+    configure(driver, reading=False)
+    driver.autocommit = False
+    return driver
+
+
 @contextmanager
 def changing(address: str, role: str | None) -> Generator[sa.Connection]:
     """A transaction in which the schema may be changed, by the owner of the tables. One process at a time has it.
@@ -333,7 +344,7 @@ def changing(address: str, role: str | None) -> Generator[sa.Connection]:
     # Migrations name the types that SQLite has; here they are those that `_adapted` gives to new tables.
     for kind, name in ((sa.Integer, "BIGINT"), (sa.Text, 'TEXT COLLATE "C"')):
         compiles(kind, "postgresql")(partial(_type_named, name))
-    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(address), poolclass=sa.NullPool)
+    engine = sa.create_engine("postgresql+psycopg://", creator=partial(_opened, address), poolclass=sa.NullPool)
     try:
         with engine.begin() as connection:
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING})")

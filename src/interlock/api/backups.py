@@ -9,7 +9,6 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,9 +58,11 @@ def _copied(place: str, copy: Copy, verdict: ChainVerdict) -> Copied:
 
 def back_up(path: Path, place: str | None, tier: Tier | None, progress: Progress) -> Copied:
     """Copy a data directory to a directory or an address of an archive; by default to where the scheduled ones are."""
-    home, now = home_at(path), datetime.now(UTC)
+    home = home_at(path)
+    now = backups.store_time(home)
     if place is None:
-        return _copied(*backups.make(home, _scheduled(home), now, *progress))
+        made = backups.make(home, _scheduled(home), now, *progress)
+        return _copied(made.place, made.copy, made.verdict)
     if is_address(place):
         return _copied(*backups.make_archived(home, place, tier or "warm", now, *progress))
     return _copied(place, *backups.copy_verified(home, Path(place), *progress))
@@ -72,7 +73,7 @@ def back_up_before(home: Home, change: str, directory: Path | None, progress: Pr
     if not home.near:
         return None
     if directory is None:
-        return backups.make_before(home, change, settings_of(home).settings, datetime.now(UTC), *progress)
+        return backups.make_before(home, change, settings_of(home).settings, backups.store_time(home), *progress)
     backups.copy_verified(home, directory, *progress)
     return directory
 
@@ -122,30 +123,37 @@ async def _open(restored: Home) -> None:
 
 
 @contextmanager
-def fetched(place: str, progress: Done) -> Generator[Path]:
-    """The directory with a backup: the one that is named, or a temporary one with the backup of an archive."""
+def fetched(path: Path, place: str, progress: Done) -> Generator[Path]:
+    """The directory with a backup: the one that is named, or a temporary one with the backup of an archive.
+
+    Which one is the newest there is told by the time of the store of the data directory at `path`, if it has one.
+    """
     if not is_address(place):
         yield Path(place)
         return
 
     async def fetch(target: Path) -> None:
         async with archive_at(place) as archive:
-            await archive.fetch(target, progress)
+            await archive.fetch(target, now, progress)
 
+    now = backups.store_time(home_at(path))
     with tempfile.TemporaryDirectory(prefix="interlock-restore-") as directory:
         asyncio.run(fetch(Path(directory)))
         yield Path(directory)
 
 
 def newest(path: Path) -> str:
-    """The newest scheduled backup of a data directory; for an archive, its address."""
+    """The newest scheduled backup of a data directory; for an archive, its address.
+
+    E3411 where there is none, or where it is not known which one is the newest.
+    """
     place = _scheduled(Home(path)).backup_to or ""
     if is_address(place):
         return place
-    if not (made := backups.made_in(Path(place))):
+    if (made := backups.newest_in(Path(place), backups.store_time(home_at(path)))) is None:
         words = f"there is no backup in `{place}`"
         raise Failure("E3411", words, resolution="make one with interlock backup, or name a directory")
-    return str(made[-1].path)
+    return str(made.path)
 
 
 def _scheduled(home: Home) -> Settings:

@@ -91,7 +91,9 @@ def restore(out: Output, /, place: str | None, *, drill: bool) -> int:
     where = place or newest(out.session.path)
     if not is_address(where) and not Path(where).is_dir():
         raise click.UsageError(f"there is no directory `{where}`")
-    with fetched(where, lambda done, total: out.progress("reading", 100 * done / max(total, 1))) as directory:
+    with fetched(
+        out.session.path, where, lambda done, total: out.progress("reading", 100 * done / max(total, 1))
+    ) as directory:
         return _drill(out, directory) if drill else _restore(out, directory, place or "")
 
 

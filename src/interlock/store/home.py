@@ -30,6 +30,7 @@ from interlock.store.journal_connection import apply_log, connect, connected, ex
 from interlock.store.lock_board import Board, FileBoard
 from interlock.store.port import Listener, Reader
 from interlock.store.schema_version import APPLICATION_ID, is_known, refuse_changed, refuse_running
+from interlock.store.timekeeping import StoreTime
 from interlock.store.turns import Turns
 
 if TYPE_CHECKING:
@@ -187,6 +188,10 @@ class Home:
     def now_ms(self, reader: Reader) -> int:
         """The time now, by the clock that processes go by. `reader` is a connection to the store."""
         return Clock().now_ms()
+
+    def store_ms(self, reader: Reader) -> int:
+        """The store's time now, as the next transaction would have it. `reader` is a connection to the store."""
+        return StoreTime(Clock(), reader).read()
 
     def epochs(self, reader: Reader) -> Epochs:
         """All epochs at this moment."""

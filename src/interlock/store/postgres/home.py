@@ -212,6 +212,9 @@ class PostgresHome(Home):
         self._time.learn(now_ms, asked_at)
         return now_ms
 
+    def store_ms(self, reader: Reader) -> int:
+        return self.now_ms(reader)
+
     def epochs(self, reader: Reader) -> Epochs:
         asked_at = self._time.uptime()
         *found, now_ms = reader.one(_EPOCHS)

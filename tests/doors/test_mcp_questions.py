@@ -233,6 +233,32 @@ async def test_a_question_that_may_be_of_several_clients_is_put_to_none_and_its_
         assert [one.asked for one in people] == [["n-d 0"], ["n-e 0"]]
 
 
+@DOOR
+async def test_a_caller_whose_clients_use_all_their_conversations_is_refused_and_another_caller_is_served(
+    world: World,
+) -> None:
+    person, other = Person("ann"), Person("bob")
+    person.held = asyncio.Event()
+    async with upstream(world, "http", protocol="handshake", conversations_per_caller=1), AsyncExitStack() as stack:
+        first, second, stranger = [
+            await stack.enter_async_context(world.client("legacy", await world.token(subject=who), **one.options))
+            for who, one in ((AGENT, person), (AGENT, person), (OTHER, other))
+        ]
+        held = asyncio.create_task(call(first, "ask", "x"))
+        await until(lambda: person.asked == ["n-x 0"])
+        refused = await call(second, "ask", "y")
+        assert refused.is_error
+        error = refused.meta["interlock/error"]
+        assert (error["error_code"], error["retryable"]) == ("E3003", True)
+        assert "1 conversations of this caller with `asks` are open, and all are in use" in error["humanMessage"]
+        assert "conversations_per_caller" in error["resolution"]
+        assert text(await call(stranger, "ask", "z")) == "bob:n-z 0"
+        person.held.set()
+        assert text(await held) == "ann:n-x 0"
+        # The first is idle now, and makes room.
+        assert text(await call(second, "ask", "w")) == "ann:n-w 0"
+
+
 # A client that gets questions as the result of its request, and calls again
 
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interlock.api.archive_credential import archive_credential
 from interlock.audit import backups
 from interlock.audit.archive import archive_at
 from interlock.core.errors import Failure
@@ -61,10 +62,17 @@ def back_up(path: Path, place: str | None, tier: Tier | None, progress: Progress
     """Copy a data directory to a directory or an address of an archive; by default to where the scheduled ones are."""
     home, now = home_at(path), datetime.now(UTC)
     if place is None:
-        return _copied(*backups.make(home, _scheduled(home), now, *progress))
+        settings = _scheduled(home)
+        credential = _credential(path, settings.backup_to or "")
+        return _copied(*backups.make(home, settings, now, *progress, credential=credential))
     if is_address(place):
-        return _copied(*backups.make_archived(home, place, tier or "warm", now, *progress))
+        credential = _credential(path, place)
+        return _copied(*backups.make_archived(home, place, tier or "warm", now, *progress, credential=credential))
     return _copied(place, *backups.copy_verified(home, Path(place), *progress))
+
+
+def _credential(path: Path, place: str) -> str:
+    return asyncio.run(archive_credential(path)) if is_address(place) else ""
 
 
 def back_up_before(home: Home, change: str, directory: Path | None, progress: Progress) -> Path | None:
@@ -122,14 +130,17 @@ async def _open(restored: Home) -> None:
 
 
 @contextmanager
-def fetched(place: str, progress: Done) -> Generator[Path]:
-    """The directory with a backup: the one that is named, or a temporary one with the backup of an archive."""
+def fetched(path: Path, place: str, progress: Done) -> Generator[Path]:
+    """The directory with a backup: the one that is named, or a temporary one with the backup of an archive.
+
+    `path` is the data directory whose settings name the credential for the archive.
+    """
     if not is_address(place):
         yield Path(place)
         return
 
     async def fetch(target: Path) -> None:
-        async with archive_at(place) as archive:
+        async with archive_at(place, await archive_credential(path)) as archive:
             await archive.fetch(target, progress)
 
     with tempfile.TemporaryDirectory(prefix="interlock-restore-") as directory:
@@ -139,7 +150,7 @@ def fetched(place: str, progress: Done) -> Generator[Path]:
 
 def newest(path: Path) -> str:
     """The newest scheduled backup of a data directory; for an archive, its address."""
-    place = _scheduled(Home(path)).backup_to or ""
+    place = _scheduled(home_at(path)).backup_to or ""
     if is_address(place):
         return place
     if not (made := backups.made_in(Path(place))):

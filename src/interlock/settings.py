@@ -186,8 +186,8 @@ class Settings(pydantic.BaseModel):
     archive_secret: str = pydantic.Field(
         "",
         max_length=200,
-        description="the name of the stored credential, KEY_ID:SECRET, for backup_to and archive_to. Empty: that of the"
-        " environment, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        description="the name of the stored credential, KEY_ID:SECRET, with which servers and commands use an object"
+        " store. Empty: that of the environment, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     )
     checkpoint_days: int = pydantic.Field(
         90, ge=1, le=3650, description="after how many days checkpoints at milestones go to archive_to"

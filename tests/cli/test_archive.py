@@ -318,10 +318,41 @@ async def test_a_server_makes_its_scheduled_backup_in_an_object_store_with_a_sto
     assert await made() == [first]
     assert "s3://backups/scheduled, the newest 0.0 hours old" in cli("doctor").out
 
-    # The stored credential is in the backup; a new machine needs one of its own.
-    drilled = with_account(cli, account).ask("restore", "--drill")
+    drilled = cli.ask("restore", "--drill")
     assert drilled["verdict"]["intact"] is True
     assert drilled["rows"]["reservation"] == 1
+
+
+@OPS_14
+def test_commands_use_the_stored_credential_that_the_settings_name(
+    cli: Cli, account: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES[:2]:
+        monkeypatch.delenv(name)
+    place = "s3://backups/stored"
+    with_settings(cli, f'backup_to = "{place}"\narchive_secret = "objects"\n')
+    for words in (("backup",), ("backup", place), ("archive", "list", place), ("restore", "--drill")):
+        refused = cli(*words)
+        assert (refused.code, "there is no credential `objects`" in refused.err) == (1, True), refused.err
+    assert cli("secrets", "set", "objects", "-", stdin=f"{account[NAMES[0]]}:{SECRET}").code == 0
+    assert post(cli, "before") == (True, False)
+    assert cli.ask("backup", place, "--tier", "cold")["verdict"]["intact"] is True
+    assert cli.ask("backup")["verdict"]["intact"] is True
+    assert [one["tier"] for one in cli.ask("archive", "list", place)["backups"]] == ["cold", "warm"]
+    assert cli.ask("archive", "expire", place) == {"removed": []}
+    for words in (("restore", "--drill"), ("restore", place, "--drill")):
+        assert cli.ask(*words)["rows"]["reservation"] == 1
+
+    # A new machine has no store yet that could hold the credential: it takes that of the environment.
+    fresh = elsewhere(cli, "fresh")
+    named = Cli(fresh.path, {**fresh.extra, "INTERLOCK_ARCHIVE_SECRET": "objects"})
+    for one, words in ((fresh, "no credentials for the object store"), (named, "there is no store here")):
+        refused = one("restore", place)
+        assert (refused.code, words in refused.err) == (1, True), refused.err
+    assert with_account(named, account)("restore", place).code == 0
+    assert post(fresh, "before") == (True, True)
+    # The restored data directory has the stored credential again.
+    assert fresh.ask("restore", "--drill")["rows"]["reservation"] == 1
 
 
 async def test_an_object_store_that_refuses_is_shown_as_a_failing_backup(

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interlock.api.archive_credential import archive_credential
 from interlock.api.rights import require_here
 from interlock.audit.archive import TERMS, Archived, Kind, archive_at, chosen_kind
 from interlock.audit.archiving import CHECKPOINTS, RECORDS, put_checkpoints_back, verify_records
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 
 
-async def list_archived(address: str) -> list[Json]:
-    """List the content of an address, the oldest first, with the end of its term."""
-    async with archive_at(address) as found:
+async def list_archived(path: Path, address: str) -> list[Json]:
+    """List the content of an address, the oldest first, with the end of its term.
+
+    `path` is the data directory whose settings name the credential for it.
+    """
+    async with archive_at(address, await archive_credential(path)) as found:
         return [_document(one) for one in await found.list()]
 
 
@@ -48,7 +52,7 @@ async def expire(path: Path, address: str) -> list[Json]:
     The time is that of the store of the data directory at `path`; if there is none, that of the machine.
     """
     now = store_time(home_at(path))
-    async with archive_at(address) as found:
+    async with archive_at(address, await archive_credential(path)) as found:
         return [_document(one) for one in await found.expire(now)]
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interlock.api.archive_credential import archive_credential
 from interlock.audit import backups
 from interlock.audit.archive import archive_at
 from interlock.core.errors import Failure
@@ -61,11 +62,18 @@ def back_up(path: Path, place: str | None, tier: Tier | None, progress: Progress
     home = home_at(path)
     now = backups.store_time(home)
     if place is None:
-        made = backups.make(home, _scheduled(home), now, *progress)
+        settings = _scheduled(home)
+        credential = _credential(path, settings.backup_to or "")
+        made = backups.make(home, settings, now, *progress, credential=credential)
         return _copied(made.place, made.copy, made.verdict)
     if is_address(place):
-        return _copied(*backups.make_archived(home, place, tier or "warm", now, *progress))
+        credential = _credential(path, place)
+        return _copied(*backups.make_archived(home, place, tier or "warm", now, *progress, credential=credential))
     return _copied(place, *backups.copy_verified(home, Path(place), *progress))
+
+
+def _credential(path: Path, place: str) -> str:
+    return asyncio.run(archive_credential(path)) if is_address(place) else ""
 
 
 def back_up_before(home: Home, change: str, directory: Path | None, progress: Progress) -> Path | None:
@@ -126,14 +134,15 @@ async def _open(restored: Home) -> None:
 def fetched(path: Path, place: str, progress: Done) -> Generator[Path]:
     """The directory with a backup: the one that is named, or a temporary one with the backup of an archive.
 
-    Which one is the newest there is told by the time of the store of the data directory at `path`, if it has one.
+    `path` is the data directory whose settings name the credential for the archive. Which backup is the newest there is
+    told by the time of its store, if it has one.
     """
     if not is_address(place):
         yield Path(place)
         return
 
     async def fetch(target: Path) -> None:
-        async with archive_at(place) as archive:
+        async with archive_at(place, await archive_credential(path)) as archive:
             await archive.fetch(target, now, progress)
 
     now = backups.store_time(home_at(path))
@@ -147,7 +156,7 @@ def newest(path: Path) -> str:
 
     E3411 where there is none, or where it is not known which one is the newest.
     """
-    place = _scheduled(Home(path)).backup_to or ""
+    place = _scheduled(home_at(path)).backup_to or ""
     if is_address(place):
         return place
     if (made := backups.newest_in(Path(place), backups.store_time(home_at(path)))) is None:

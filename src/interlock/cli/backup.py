@@ -32,8 +32,9 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
     Without DIRECTORY it goes to the place of the scheduled backups (the setting backup_to), under the present time;
     those that are past their term are removed.
 
-    DIRECTORY may be an address s3://BUCKET/PREFIX. What is written there is read back and compared. Credentials are
-    those of the environment (AWS_ACCESS_KEY_ID and so on; AWS_ENDPOINT_URL for a store that is not Amazon's).
+    DIRECTORY may be an address s3://BUCKET/PREFIX. What is written there is read back and compared. The credential is
+    the one that the setting archive_secret names, or else that of the environment (AWS_ACCESS_KEY_ID and so on).
+    AWS_ENDPOINT_URL names a store that is not Amazon's.
     interlock archive expire removes it after the term of its tier: hot 1 hour, warm 90 days, cold 7 years.
 
     \b

@@ -66,6 +66,14 @@ def server(reader: Reader) -> tuple[str, bool]:
     return version, bool(owns)
 
 
+def unsafe_settings(reader: Reader) -> list[str]:
+    """Settings of the server that are off, without which what was committed may be lost or damaged when it crashes."""
+    return [name for (name,) in reader.all(_UNSAFE)]
+
+
+_UNSAFE = "SELECT name FROM unnest(ARRAY['fsync', 'full_page_writes']) AS name WHERE current_setting(name) = 'off'"
+
+
 def departures(reader: Reader) -> Iterator[str]:
     """Differences from how the schema makes the tables, and rights to change the ledger that nobody should have."""
     tables = {_text(name): rest for name, *rest in reader.all(_TABLES)}

@@ -47,6 +47,11 @@ class Proxy:
             for end in self._other:
                 _hang_up(end)
 
+    def lead_to(self, target: Path) -> None:
+        """Lead to another server from now on, and cut every connection to the one before."""
+        self._target = str(target)
+        self.cut_all()
+
     def silence(self) -> None:
         self._passing.clear()
 

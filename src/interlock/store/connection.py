@@ -46,6 +46,8 @@ class SqliteConnection(sqlite3.Connection, Rows):
 
     # Whether the way to the database is gone: a file is always there.
     lost = False
+    # How often the database was reached: a server is reached anew when the connection was lost.
+    openings = 1
 
     @property
     def intact(self) -> bool:

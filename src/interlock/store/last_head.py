@@ -179,6 +179,18 @@ def refuse_rewritten(reader: Reader, ends_: Ends) -> None:
         raise Failure("E3804", what, resolution=ACCEPT)
 
 
+def refuse_lost(reader: Reader, seq: int, digest: bytes) -> None:
+    """Refuse (E3804) a store without a record that this process knows: one that lagged has taken its place."""
+    there = hash_at(reader, seq)
+    if there not in (digest, PURGED):
+        what = "does not have" if there is None else "has another one in the place of"
+        raise Failure("E3804", f"the database has gone back: it {what} record {seq}, which was there", resolution=LOST)
+
+
+LOST = (
+    "the server was probably replaced by one that lagged behind it: make the one that has the record the primary again,"
+    " or see Failover in the how-to page on PostgreSQL"
+)
 EVIDENCE = f"keep a copy of the data directory as evidence and look at it: interlock audit verify; then {RESTORE}"
 ACCEPT = (
     "keep a copy of the data directory as evidence and look at the records: interlock audit accept-tail. If you know"

@@ -68,6 +68,9 @@ class Writer:
         # What every batch says to the database it says through this one; to make another takes its time.
         self._cursor = self._connection.cursor()
         self._anchors = Anchors(home, signer)
+        # The end of the chain that this process knew last, and by which connection that was compared with the store.
+        self._known = (0, last_head.GENESIS)
+        self._compared = 0
         self.turns = home.queue()
         self.lock = threading.Lock()
         # How long a commit takes, on average of the last ones.
@@ -145,7 +148,7 @@ class Writer:
 
     def _apply(self, batch: list[Waiting[Any]]) -> None:
         cursor = self._cursor
-        transaction = Transaction(self._connection, *head_of(cursor), self.time.read())
+        transaction = Transaction(self._connection, *self._end(), self.time.read())
         timed = self.time.due
         if timed:
             self.time.write(cursor.execute, self._connection)
@@ -160,10 +163,24 @@ class Writer:
         if transaction.notifies:
             self._home.notify(self._connection)
         cursor.execute("COMMIT")
+        # A server that took the place of another one knows the number of a transaction that the other one had.
+        self._keep_up(transaction.head)
         if timed:
             self.time.written()
         if anchor is not None:
             self._anchors.note(anchor)
+
+    def _end(self) -> tuple[int, bytes]:
+        """The end of the chain. Refuses (E3804) a store that lacks what this process has written or read."""
+        self._keep_up(self._known)
+        return head_of(self._cursor)
+
+    def _keep_up(self, known: tuple[int, bytes]) -> None:
+        """Note how far the chain goes. A store that was reached anew may be another one, and is compared."""
+        if self._compared != self._connection.openings:
+            last_head.refuse_lost(self._connection, *known)
+            self._compared = self._connection.openings
+        self._known = known
 
     def _run_all(self, batch: list[Waiting[Any]], transaction: Transaction) -> None:
         """Insert the early rows of a batch, then run its units. One that refuses leaves nothing behind.
@@ -224,7 +241,7 @@ class Writer:
                 self._begin()
                 made = None
                 if self._anchors.pending:
-                    transaction = Transaction(self._connection, *head_of(self._cursor), self.time.read())
+                    transaction = Transaction(self._connection, *self._end(), self.time.read())
                     made = self._anchors.add_if_due(transaction, self.time, now=True)
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:
@@ -248,6 +265,7 @@ class Writer:
             self._home.wait_for_locks(connection, LOCK_PATIENCE_S)
             self.time = StoreTime(self._home.clock(self._clock), connection)
             ends = self._anchors.take_over(connection)
+            self._known, self._compared = ends.head, connection.openings
             has_last_head = ends.last is not None and last_head.expected(connection)
             # From here on this process writes, and waits for its turn to do so.
             self._home.wait_for_locks(connection, 0)

@@ -23,7 +23,7 @@ def check_database(home: Home, reader: Reader) -> Iterator[Finding]:
 def _server(home: Home, reader: Reader) -> Iterator[Finding]:
     """The server that has the store, whether its rights keep the journal append-only, and which ones are missing."""
     from interlock.store.postgres import pooler
-    from interlock.store.postgres.layout import missing_rights, server
+    from interlock.store.postgres.layout import missing_rights, server, unsafe_settings
 
     mode = pooler.pooler_mode(cast("PostgresConnection", reader), cast("PostgresHome", home).address)
     if mode == "transaction":
@@ -33,6 +33,9 @@ def _server(home: Home, reader: Reader) -> Iterator[Finding]:
     for right in missing_rights(reader):
         what = f"the role of this process lacks the right {right}"
         yield Finding("store", "broken", what, "grant it, as the owner of the tables")
+    if off := unsafe_settings(reader):
+        what = f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off: a crash of the server may lose or damage"
+        yield Finding("store", "attention", f"{what} what was acknowledged", "switch it on in postgresql.conf")
     version, owns = server(reader)
     if not owns:
         yield Finding("store", "good", f"PostgreSQL {version}; the role of this process cannot change a record")

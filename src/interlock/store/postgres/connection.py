@@ -58,6 +58,8 @@ class PostgresConnection(Rows):
         self._names = count()
         # The number of rows that statements of this connection have changed.
         self.total_changes = 0
+        # How often the server was reached. Behind the same address, another one may have taken its place.
+        self.openings = 0
         self._in_snapshot = False
         # INVARIANT: a connection that was closed stays so, whichever thread closed it while another one reads.
         self._closing = threading.Lock()
@@ -74,6 +76,7 @@ class PostgresConnection(Rows):
         except psycopg.Error as error:
             driver.close()
             raise translated(error) from None
+        self.openings += 1
         return driver
 
     @property

@@ -29,13 +29,40 @@ SELECT proname::text, pg_get_function_arguments(p.oid), prosrc,
 FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace JOIN pg_language l ON l.oid = prolang
 WHERE nspname = current_schema()
 """
-_GRANTS = (
-    "SELECT table_name::text, grantee::text, privilege_type::text FROM information_schema.table_privileges"
-    " WHERE table_schema = current_schema() AND table_name IN (?, ?, ?)"
-    " AND privilege_type IN ('UPDATE', 'DELETE', 'TRUNCATE')"
-    " AND grantee <> (SELECT tableowner FROM pg_tables WHERE schemaname = current_schema() AND tablename = table_name)"
-    " ORDER BY 1, 2, 3"
+_CHANGES = """privilege_type IN ('UPDATE', 'DELETE', 'TRUNCATE', 'TRIGGER')
+    OR relname = 'segment' AND privilege_type = 'INSERT'"""
+# Rights on the tables of the ledger, and on columns of them, that others than their owners were given.
+_GRANTS = f"""
+WITH ledger AS (
+    SELECT c.oid, relname, relowner, relacl FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+    WHERE nspname = current_schema() AND relname IN (?, ?, ?)
+), given AS (
+    SELECT relname, relowner, NULL AS attname, a.* FROM ledger, aclexplode(relacl) AS a
+    UNION ALL
+    SELECT relname, relowner, attname, a.* FROM ledger JOIN pg_attribute ON attrelid = ledger.oid AND NOT attisdropped,
+        aclexplode(attacl) AS a
 )
+SELECT DISTINCT relname::text, coalesce(attname::text, ''), coalesce(rolname::text, 'PUBLIC'), privilege_type::text
+FROM given LEFT JOIN pg_roles r ON r.oid = grantee WHERE grantee <> relowner AND ({_CHANGES}) ORDER BY 1, 2, 3, 4
+"""  # noqa: S608 - constants
+# Roles that can act as the owner of the ledger, or change every table of the server, because they are members of a role
+# that can. Before version 16, every member can; since then a membership says so. Superusers can do anything.
+_MEMBERS = """
+SELECT member.rolname::text, able.rolname::text, able.rolname <> 'pg_write_all_data'
+FROM pg_roles able JOIN pg_roles member ON member.oid <> able.oid AND NOT member.rolsuper
+    AND pg_has_role(member.oid, able.oid,
+        CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'USAGE, SET' END)
+WHERE able.rolname = 'pg_write_all_data' OR able.oid IN (
+    SELECT relowner FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+    WHERE nspname = current_schema() AND relname IN (?, ?, ?))
+ORDER BY 1, 2
+"""
+_OWNERS = """
+SELECT tablename::text, tableowner::text FROM pg_tables WHERE schemaname = current_schema() AND tablename IN (?, ?, ?)
+    AND tableowner <> (SELECT tableowner FROM pg_tables WHERE schemaname = current_schema()
+        AND tablename = 'alembic_version')
+ORDER BY 1
+"""
 
 
 _SERVER = """
@@ -51,6 +78,10 @@ SELECT tablename::text, wanted FROM pg_tables,
         ELSE ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] END) AS wanted
 WHERE schemaname = current_schema()
     AND NOT has_table_privilege(current_user, format('%I.%I', schemaname, tablename), wanted)
+UNION ALL
+SELECT sequencename::text, wanted FROM pg_sequences, unnest(ARRAY['SELECT', 'UPDATE']) AS wanted
+WHERE schemaname = current_schema() AND sequencename = 'store_time'
+    AND NOT has_sequence_privilege(current_user, format('%I.%I', schemaname, sequencename), wanted)
 ORDER BY 1, 2
 """
 
@@ -64,6 +95,14 @@ def server(reader: Reader) -> tuple[str, bool]:
     """The version of the server, and whether the role of this process has the rights of the ledger's owner."""
     version, owns = reader.one(_SERVER)
     return version, bool(owns)
+
+
+def unsafe_settings(reader: Reader) -> list[str]:
+    """Settings of the server that are off, without which what was committed may be lost or damaged when it crashes."""
+    return [name for (name,) in reader.all(_UNSAFE)]
+
+
+_UNSAFE = "SELECT name FROM unnest(ARRAY['fsync', 'full_page_writes']) AS name WHERE current_setting(name) = 'off'"
 
 
 def departures(reader: Reader) -> Iterator[str]:
@@ -102,8 +141,19 @@ def departures(reader: Reader) -> Iterator[str]:
     for name, made in FUNCTIONS.items():
         if functions.get(name) != [made]:
             yield f"the function `{name}` is not as it was made"
-    for table, role, right in reader.all(_GRANTS, LEDGER):
-        yield f"the role `{_text(role)}` has the right {_text(right)} on the table `{_text(table)}`"
+    yield from _rights(reader)
+
+
+def _rights(reader: Reader) -> Iterator[str]:
+    """Rights to change the ledger that roles have beside its owner: given to them or to everybody, or by membership."""
+    for table, column, role, right in reader.all(_GRANTS, LEDGER):
+        what = f"the column `{_text(column)}` of the table" if column else "the table"
+        yield f"the role `{_text(role)}` has the right {_text(right)} on {what} `{_text(table)}`"
+    for member, role, owns in reader.all(_MEMBERS, LEDGER):
+        why = "which owns the ledger" if owns else "which may change every table"
+        yield f"the role `{_text(member)}` is a member of the role `{_text(role)}`, {why}"
+    for table, owner in reader.all(_OWNERS, LEDGER):
+        yield f"the role `{_text(owner)}` owns the table `{_text(table)}`, and another one the store"
 
 
 def _text(value: Any) -> str:

@@ -125,7 +125,7 @@ def test_servers_reach_the_database_and_redis_where_it_is_applied() -> None:
     assert ports("interlock") == {53, 5432}
     compose: Document = yaml.safe_load((DEPLOY / "container" / "compose.postgres.yaml").read_text())
     variables: list[dict[str, str]] = [service.get("environment", {}) for service in compose["services"].values()]
-    (url,) = [found["INTERLOCK_REDIS"] for found in variables if "INTERLOCK_REDIS" in found]
+    (url,) = {found["INTERLOCK_REDIS"] for found in variables if "INTERLOCK_REDIS" in found}
     assert ports("interlock-redis") == {urlsplit(url).port}
 
 

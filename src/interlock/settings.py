@@ -478,7 +478,7 @@ class Settings(pydantic.BaseModel):
         gt=0,
         le=86_400,
         description="after how many seconds without a request or an open stream an MCP session (handshake era) ends;"
-        " its client opens another one",
+        " the next request of its client opens it again",
     )
 
     trace_ratio: float | None = pydantic.Field(

@@ -13,9 +13,9 @@ from mcp import Client, MCPError
 
 from interlock.doors.mcp import suspended, suspended_call
 from interlock.upstreams.mcp import sessions
+from tests.support.asking import call, upstream
 from tests.support.calls import records, until
 from tests.support.mcp import AGENT, OTHER, PATIENCE_S, Person, World, stdio, text, world
-from tests.support.questions import call, upstream
 from tests.upstreams.mcp_servers.asking import NOTE
 
 __all__ = ["world"]

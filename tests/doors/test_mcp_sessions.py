@@ -19,9 +19,9 @@ from interlock.api.service import Service
 from interlock.core.clock import Clock
 from interlock.doors.mcp import McpDoor
 from interlock.doors.mcp.session_ids import LIVES_S, Agreed, SessionIds
+from tests.support.asking import upstream
 from tests.support.mcp import AGENT, OTHER, PATIENCE_S, World, serving
 from tests.support.mcp import world as world
-from tests.support.questions import upstream
 
 ACCEPT = {"accept": "application/json, text/event-stream"}
 READY = {"jsonrpc": "2.0", "method": "notifications/initialized"}

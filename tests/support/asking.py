@@ -1,15 +1,15 @@
-"""An upstream whose tools ask the client of their call."""
+"""An MCP upstream that asks the client whose call it answers, over HTTP or stdio."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from tests.support import forked
 from tests.support.calls import use_policy
 from tests.support.mcp import AGENT, OTHER, REVIEWER, World, serving
+from tests.support.source import ROOT
 from tests.upstreams.mcp_servers import asking as asking_server
 from tests.upstreams.mcp_servers.asking import TOOLS, Asking
 
@@ -20,9 +20,8 @@ async def upstream(world: World, wire: str, **config: Any) -> AsyncGenerator[Ask
     asking = Asking()
     await use_policy(world.app, "permit(principal, action, resource);\n")
     if wire == "stdio":
-        root = str(Path(__file__).parents[2])
         command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.asking"]
-        async with _added(world, {"command": command, "cwd": root, **config}):
+        async with added(world, {"command": command, "cwd": str(ROOT), **config}):
             yield asking
         return
     app = asking_server.app(asking)
@@ -30,12 +29,13 @@ async def upstream(world: World, wire: str, **config: Any) -> AsyncGenerator[Ask
         await stack.enter_async_context(app.router.lifespan_context(app))
         port = await stack.enter_async_context(serving(app))
         place = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True}
-        await stack.enter_async_context(_added(world, {**place, **config}))
+        await stack.enter_async_context(added(world, {**place, **config}))
         yield asking
 
 
 @asynccontextmanager
-async def _added(world: World, config: dict[str, Any]) -> AsyncGenerator[None]:
+async def added(world: World, config: dict[str, Any]) -> AsyncGenerator[None]:
+    """The server at a place of its own, as the upstream `asks`."""
     effects = [{"resource": "note:{name}", "operation": "UPDATE"}]  # so that calls for different names run side by side
     tools = {one: {"effects": effects} for one in TOOLS}
     report = await world.app.upstreams.add("asks", "mcp", config, by=world.app.caller, overlay={"tools": tools})
@@ -53,4 +53,5 @@ async def _added(world: World, config: dict[str, Any]) -> AsyncGenerator[None]:
 
 
 def call(client: Any, tool: str, name: str) -> Any:
+    """Call a tool of it."""
     return client.call_tool(f"asks-{tool}", {"name": f"n-{name}", "idempotency_key": f"{tool}-{name}"})

@@ -187,10 +187,11 @@ def _speed(quick: bool) -> Table:
     for size, p95, build_s, megabytes in GOALS:
         command = [sys.executable, "-m", "bench.search", str(size), "100" if quick else "400"]
         said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=_ONE_THREAD).stdout.split()
-        build, memory, short50, short95, long50, long95, add, remove = map(float, said)
+        build, memory, short50, short95, long50, long95, meaning95, add, remove = map(float, said)
         for what, found, goal in (
             ("a short request, p95 ms", short95, p95),
             ("a task of several sentences, p95 ms", long95, p95),
+            ("a short request by meaning alone, p95 ms", meaning95, p95),
             ("building the index, s of CPU", build, build_s),
             ("memory of the index, MB", memory, megabytes),
             ("adding one tool, ms", add, CHANGE_MS),
@@ -292,6 +293,8 @@ def _measure(size: int, count: int) -> None:
         index.search(texts[0], 10, seen)
         taken = quantiles((timed(lambda text=text: index.search(text, 10, seen)) for text in texts), n=20)
         figures += [taken[9], taken[18]]
+    meant = quantiles((timed(lambda text=text: index.search(text, 10, seen, by="meaning")) for text in short), n=20)
+    figures.append(meant[18])
     changes = [replace(entries[number], id=f"new {number}") for number in range(50)]
     added = quantiles((timed(lambda one=one: index.add([one])) for one in changes), n=20)[18]
     removed = quantiles((timed(lambda one=one: index.remove([one.id])) for one in changes), n=20)[18]

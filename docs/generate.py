@@ -68,19 +68,18 @@ def pages(root: Path = ROOT) -> dict[Path, bytes]:
 
 
 def default_settings(model: pydantic.BaseModel) -> dict[str, Any]:
-    """The defaults of settings as `interlock.default_settings` reads them: plain values, and parts that have fields.
-
-    A value that is neither, such as a list of parts, is left out: the model answers for it.
-    """
+    """The defaults of settings as `interlock.default_settings` reads them."""
     found: dict[str, Any] = {}
-    properties = [name for name, one in vars(type(model)).items() if isinstance(one, property)]
-    for name in (*type(model).model_fields, *properties):
+    for name in type(model).model_fields:
         value = getattr(model, name)
         if isinstance(value, pydantic.BaseModel):
             found[name] = {"part": default_settings(value)}
-        elif not (isinstance(value, tuple) and any(isinstance(one, pydantic.BaseModel) for one in cast("Any", value))):
+        elif isinstance(value, tuple) and any(isinstance(one, pydantic.BaseModel) for one in cast("Any", value)):
+            found[name] = {"parts": [default_settings(one) for one in cast("tuple[pydantic.BaseModel, ...]", value)]}
+        else:
             found[name] = value
-    return found
+    properties = [name for name, one in vars(type(model)).items() if isinstance(one, property)]
+    return found | {name: {"property": getattr(model, name)} for name in properties}
 
 
 def _json(document: Any) -> bytes:

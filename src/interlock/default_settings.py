@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from interlock.core.record import NamedTuple
+from interlock.core.variables import variable
 
 if TYPE_CHECKING:
     from interlock.settings import Settings
@@ -31,7 +32,7 @@ def defaults_if_unstated(path: Path) -> Settings | None:
     """The defaults, without the models, if neither the file nor a variable states a setting."""
     document = orjson.loads(FILE.read_bytes())
     try:
-        is_stated = path.exists() or any(f"INTERLOCK_{name.upper()}" in os.environ for name in document)
+        is_stated = path.exists() or any(variable(name) in os.environ for name in document)
     except OSError:
         is_stated = True  # `effective_settings` tells why the file cannot be read
     if is_stated:
@@ -46,7 +47,12 @@ class Defaults:
     """
 
     def __init__(self, values: dict[str, Any], path: tuple[str, ...] = ()) -> None:
-        vars(self).update({name: _value(one, (*path, name)) for name, one in values.items()}, _path=path)
+        attributes = {name: _value(one, (*path, name)) for name, one in values.items() if not _is(one, "parts")}
+        vars(self).update(attributes, _path=path, _values=values)
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as JSON, in the order of the model's fields."""
+        return {name: _plain(one) for name, one in self._values.items() if not _is(one, "property")}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -63,9 +69,23 @@ class Defaults:
         raise AttributeError(f"settings are not changed: {name}")
 
 
+# In the file {"part": …} is a part, {"parts": […]} a list of parts, and {"property": …} what the model computes of its
+# fields. So they differ from settings that are tables.
+
+
+def _is(value: Any, kind: str) -> bool:
+    return isinstance(value, dict) and kind in value
+
+
 def _value(value: Any, path: tuple[str, ...]) -> Any:
-    """Parts are written as {"part": …}, so that they differ from settings that are tables."""
     if isinstance(value, list):
         return tuple(cast("list[Any]", value))
-    is_part = isinstance(value, dict) and "part" in value
-    return Defaults(cast("dict[str, dict[str, Any]]", value)["part"], path) if is_part else cast("Any", value)
+    if _is(value, "property"):
+        return value["property"]
+    return Defaults(value["part"], path) if _is(value, "part") else value
+
+
+def _plain(value: Any) -> Any:
+    if _is(value, "part"):
+        return Defaults(value["part"]).plain()
+    return [Defaults(one).plain() for one in value["parts"]] if _is(value, "parts") else value

@@ -22,6 +22,7 @@ from interlock.call.endpoints import listing_tools
 from interlock.call.surface_rules import Excluded, ModelRule, Pinned
 from interlock.contract.manifest import Approval, BreakerRule, NetworkPolicy
 from interlock.core.errors import Failure
+from interlock.core.variables import PREFIX, variable
 from interlock.data import addresses
 from interlock.data.bounds import MOST_REQUEST_VALUES
 from interlock.data.documents import Malformed, read_json
@@ -185,8 +186,8 @@ class Settings(pydantic.BaseModel):
     archive_secret: str = pydantic.Field(
         "",
         max_length=200,
-        description="the name of the stored credential, KEY_ID:SECRET, for backup_to and archive_to. Empty: that of the"
-        " environment, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        description="the name of the stored credential, KEY_ID:SECRET, with which servers and commands use an object"
+        " store. Empty: that of the environment, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     )
     checkpoint_days: int = pydantic.Field(
         90, ge=1, le=3650, description="after how many days checkpoints at milestones go to archive_to"
@@ -477,7 +478,7 @@ class Settings(pydantic.BaseModel):
         gt=0,
         le=86_400,
         description="after how many seconds without a request or an open stream an MCP session (handshake era) ends;"
-        " its client opens another one",
+        " the next request of its client opens it again",
     )
 
     trace_ratio: float | None = pydantic.Field(
@@ -584,23 +585,17 @@ def _defaults() -> Settings:
 
 def _named_by_environment() -> list[str]:
     """The settings that the environment states, in their order."""
-    stated = {name for name in os.environ if name.startswith(_PREFIX)}
+    stated = {name for name in os.environ if name.startswith(PREFIX)}
     return [name for name in Settings.model_fields if variable(name) in stated] if stated else []
 
 
 _MOST = 5
-_PREFIX = "INTERLOCK_"
 
 
 # Settings that say what to look for: an expression may have the form of what it finds.
 _EXPRESSIONS = frozenset({"redact_patterns", "redact_names", "selection_rules"})
 _KEEP_APART = "keep it apart, in a file or under `interlock secrets set`, and name that here (a database's: PGPASSFILE)"
 _CORRECT = "correct what is named, or remove it; the settings reference describes each one; then: interlock doctor"
-
-
-def variable(name: str) -> str:
-    """The environment variable that states a setting."""
-    return _PREFIX + name.upper()
 
 
 def nearest(name: str, names: Iterable[str], alike: float = 0.6) -> str | None:

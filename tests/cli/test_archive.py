@@ -26,6 +26,7 @@ from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests import warm
 from tests.needs import missing
+from tests.support import stores
 from tests.support.cli import Cli, elsewhere, post
 from tests.support.retention import make_home, ms, stored
 from tests.support.stores import opened
@@ -162,6 +163,57 @@ async def test_backups_expire_by_their_tier_but_never_the_newest(account: dict[s
         assert await found.list() == [max(expected, key=lambda one: one.made)]
 
 
+def test_an_archive_goes_by_the_time_of_the_store_and_removes_nothing_while_a_backup_is_dated_in_the_future(
+    cli: Cli, account: dict[str, str], tmp_path: Path
+) -> None:
+    cli, place, now = with_account(cli, account), "s3://backups/ahead", datetime.now(UTC)
+    (tmp_path / "file").write_bytes(b"content")
+
+    async def store(tier: Tier, at: datetime) -> str:
+        async with archive_at(place) as found:
+            return (await found.store(tmp_path, tier, at)).name
+
+    old = asyncio.run(store("hot", now - timedelta(days=1)))
+    ahead = asyncio.run(store("warm", now + timedelta(days=2)))
+
+    def names() -> list[str]:
+        return [one["name"] for one in cli.ask("archive", "list", place)["backups"]]
+
+    for words in (("archive", "expire", place), ("restore", place, "--drill")):
+        refused = cli(*words)
+        assert (refused.code, f"`{ahead}` is dated after" in " ".join(refused.err.split())) == (1, True), refused.err
+    assert names() == [old, ahead]
+    with_settings(cli, f'backup_to = "{place}"\n')
+    made = cli.ask("backup")["backup"].removeprefix(f"{place}/")
+    assert names() == [old, made, ahead]
+
+    # The store's time is later than that: it is a backup like others, and the old one is past its term.
+    stores.set_time(cli.store, round((now + timedelta(days=3)).timestamp() * 1000))
+    assert [one["name"] for one in cli.ask("archive", "expire", place)["removed"]] == [old]
+    latest = cli.ask("backup")["backup"].removeprefix(f"{place}/")
+    assert names() == [made, ahead, latest]
+    assert cli.ask("restore", place, "--drill")["verdict"]["intact"]
+
+
+async def test_a_server_goes_on_with_backups_and_doctor_tells_that_none_is_removed_while_one_is_dated_in_the_future(
+    cli: Cli, account: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = "s3://backups/server-ahead"
+    (tmp_path / "file").write_bytes(b"content")
+    async with archive_at(place) as found:
+        ahead = await found.store(tmp_path, "cold", datetime.now(UTC) + timedelta(days=2))
+    async with (
+        Interlock.open(cli.home, backup_to=place, resume_approved=True, keep_environment=list(NAMES)) as app,
+        asyncio.timeout(120),
+    ):
+        while await app.journal.read(last_made) is None:  # noqa: ASYNC110 - the store tells
+            await asyncio.sleep(0.05)
+        assert (await Health(app).ready())[1]["backups"] == "healthy"
+    with_settings(cli, f'backup_to = "{place}"\n')
+    told = " ".join((await asyncio.to_thread(cli, "doctor")).out.split())
+    assert f"backups past their term are not removed: `{ahead.name}` is dated after" in told
+
+
 class Careless(Bucket):
     """An object store that loses a byte."""
 
@@ -194,7 +246,7 @@ async def test_large_files_are_cut_into_parts(
     async with archive_at("s3://backups/parts") as found:
         await found.store(tmp_path / "from", "hot", NOW)
         assert len(await keys("s3://backups/parts")) == 5
-        await found.fetch(tmp_path / "to")
+        await found.fetch(tmp_path / "to", NOW)
     assert {name: (tmp_path / "to" / name).read_bytes() for name in content} == content
 
 
@@ -266,10 +318,41 @@ async def test_a_server_makes_its_scheduled_backup_in_an_object_store_with_a_sto
     assert await made() == [first]
     assert "s3://backups/scheduled, the newest 0.0 hours old" in cli("doctor").out
 
-    # The stored credential is in the backup; a new machine needs one of its own.
-    drilled = with_account(cli, account).ask("restore", "--drill")
+    drilled = cli.ask("restore", "--drill")
     assert drilled["verdict"]["intact"] is True
     assert drilled["rows"]["reservation"] == 1
+
+
+@OPS_14
+def test_commands_use_the_stored_credential_that_the_settings_name(
+    cli: Cli, account: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES[:2]:
+        monkeypatch.delenv(name)
+    place = "s3://backups/stored"
+    with_settings(cli, f'backup_to = "{place}"\narchive_secret = "objects"\n')
+    for words in (("backup",), ("backup", place), ("archive", "list", place), ("restore", "--drill")):
+        refused = cli(*words)
+        assert (refused.code, "there is no credential `objects`" in refused.err) == (1, True), refused.err
+    assert cli("secrets", "set", "objects", "-", stdin=f"{account[NAMES[0]]}:{SECRET}").code == 0
+    assert post(cli, "before") == (True, False)
+    assert cli.ask("backup", place, "--tier", "cold")["verdict"]["intact"] is True
+    assert cli.ask("backup")["verdict"]["intact"] is True
+    assert [one["tier"] for one in cli.ask("archive", "list", place)["backups"]] == ["cold", "warm"]
+    assert cli.ask("archive", "expire", place) == {"removed": []}
+    for words in (("restore", "--drill"), ("restore", place, "--drill")):
+        assert cli.ask(*words)["rows"]["reservation"] == 1
+
+    # A new machine has no store yet that could hold the credential: it takes that of the environment.
+    fresh = elsewhere(cli, "fresh")
+    named = Cli(fresh.path, {**fresh.extra, "INTERLOCK_ARCHIVE_SECRET": "objects"})
+    for one, words in ((fresh, "no credentials for the object store"), (named, "there is no store here")):
+        refused = one("restore", place)
+        assert (refused.code, words in refused.err) == (1, True), refused.err
+    assert with_account(named, account)("restore", place).code == 0
+    assert post(fresh, "before") == (True, True)
+    # The restored data directory has the stored credential again.
+    assert fresh.ask("restore", "--drill")["rows"]["reservation"] == 1
 
 
 async def test_an_object_store_that_refuses_is_shown_as_a_failing_backup(

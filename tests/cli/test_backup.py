@@ -318,6 +318,65 @@ def test_backups_are_removed_after_thirty_days_but_never_the_newest_nor_what_is_
     assert scheduled(cli) == [names[400]]
 
 
+def named(at: datetime) -> str:
+    return f"interlock-{at:%Y%m%dT%H%M%SZ}"
+
+
+def made_at(path: str) -> datetime:
+    return datetime.strptime(Path(path).name, "interlock-%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+
+
+async def test_backups_are_named_and_removed_by_the_time_of_the_store_and_not_by_that_of_the_machine(cli: Cli) -> None:
+    folder = cli.path / "scheduled"
+    assert post(cli, "before") == (True, False)
+    later = datetime.now(UTC) + timedelta(days=100)
+    stores.set_time(cli.store, round(later.timestamp() * 1000))
+    # By the clock of the machine, one of them is of the future and none is past its term.
+    ages = {29: True, 31: False}
+    for days in ages:
+        (folder / named(later - timedelta(days=days))).mkdir(parents=True)
+    put_by_schedule(cli, folder)
+    by_hand = cli.ask("backup")["backup"]
+    assert timedelta(0) <= made_at(by_hand) - later.replace(microsecond=0) < timedelta(days=1)
+    left = {named(later - timedelta(days=days)) for days, stays in ages.items() if stays}
+    assert {*scheduled(cli)} == {*left, Path(by_hand).name}
+    assert cli.ask("restore", "--drill")["backup"] == by_hand
+    assert "newest 0.0 hours old" in cli("doctor").out
+
+    shutil.rmtree(folder)
+    async with Interlock.open(cli.home, backup_to=folder, resume_approved=True) as app:
+        await seen(lambda: list(cli.path.glob("scheduled/*/interlock.db")))
+        await seen(lambda: not app.supervisor.failing)
+    [by_server] = scheduled(cli)
+    assert timedelta(0) <= made_at(by_server) - later.replace(microsecond=0) < timedelta(days=1)
+
+
+def test_nothing_is_removed_and_none_is_the_newest_while_a_backup_is_dated_in_the_future(cli: Cli) -> None:
+    folder = cli.path / "scheduled"
+    put_by_schedule(cli, folder)
+    first = cli.ask("backup")["backup"]
+    now = datetime.now(UTC)
+    old, ahead = named(now - timedelta(days=400)), named(now + timedelta(days=2))
+    shutil.copytree(first, folder / old)
+    Path(first).rename(folder / ahead)
+
+    ended = cli("backup", "--json")  # the new one counts all the same
+    assert ended.code == 0
+    assert {*scheduled(cli)} == {old, ahead, Path(ended.json["backup"]).name}
+    refused = cli("restore", "--drill")
+    assert (refused.code, "E3411" in refused.err) == (1, True), refused.err
+    assert f"`{ahead}` is dated after the present time of the store" in " ".join(refused.err.split())
+    assert cli.ask("restore", str(folder / ahead), "--drill")["verdict"]["intact"]
+    told = " ".join(cli("doctor").out.split())
+    assert f"backups past their term are not removed: {folder / ahead} is dated after" in told
+
+    shutil.rmtree(folder / ahead)
+    assert cli.ask("restore", "--drill")["backup"] == ended.json["backup"]
+    assert old not in {path.name for path in map(Path, [cli.ask("backup")["backup"]])}
+    assert old not in scheduled(cli)
+    assert "not removed" not in cli("doctor").out
+
+
 async def test_a_schedule_that_fails_is_told_and_tried_again(cli: Cli) -> None:
     blocked = cli.path / "scheduled"
     blocked.write_text("a file, where a folder should be")

@@ -179,8 +179,11 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(cli:
 # These open the data directory and make no call: nothing that runs a tool is loaded, nor the module that a tool is in.
 @OF_A_FILE
 @pytest.mark.parametrize(
-    ("words", "most"), [("health", 240), ("policy explain me demo.post", 252), ("tools search balance", 252)]
-)
+    ("words", "most"),
+    [
+        ("health", 240), ("surface show", 246), ("policy explain me demo.post", 252), ("tools search balance", 252),
+    ],
+)  # fmt: skip
 def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(cli: Cli, words: str, most: int) -> None:
     _, others, own = modules(cli.home, *words.split())
     for part in ("api.wiring.gateway", "gateway.invoke", "gateway.execute", "gateway.approval.review", "executors"):
@@ -228,13 +231,24 @@ def test_commands_that_read_no_contract_load_no_models(cli: Cli, words: str) -> 
 # These read contracts that were admitted, and run no tool.
 @OF_A_FILE
 @pytest.mark.parametrize(
-    "words", ["policy explain me demo.post", "tools search balance", "tools export --format anthropic"]
-)
+    "words",
+    [
+        "policy explain me demo.post", "tools search balance", "tools export --format anthropic", "surface show",
+    ],
+)  # fmt: skip
 def test_commands_that_read_admitted_contracts_load_no_models(cli: Cli, words: str) -> None:
     said, others, own = loaded(cli.home, *words.split())
     assert "demo" in said
     assert not {"pydantic", "pydantic_core"} & others
     assert "interlock.settings" not in own
+
+
+@OF_A_FILE
+def test_default_settings_are_shown_without_their_models(cli: Cli) -> None:
+    said, others, own = loaded(cli.home, "config", "show")
+    assert "housekeeping" in said
+    assert others <= {"asyncio", "click", "orjson", "ssl"}
+    assert not own & {"interlock.gateway", "interlock.settings"}
 
 
 def test_a_local_user_without_the_scope_lists_no_credentials(cli: Cli) -> None:

@@ -11,9 +11,10 @@ from pydantic import BaseModel
 
 from interlock import Failure, Interlock
 from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
-from interlock.default_settings import defaults_if_unstated
+from interlock.core.variables import variable
+from interlock.default_settings import Defaults, defaults_if_unstated
 from interlock.privacy.configured import masked
-from interlock.settings import Settings, effective_settings, load_settings, variable
+from interlock.settings import Settings, effective_settings, load_settings
 from tests.support.cli import Cli
 
 OPEN = "numbers of parts that are not built"
@@ -304,6 +305,9 @@ def test_a_data_directory_without_settings_has_the_defaults_of_the_models(tmp_pa
     assert settings is not None
     for name in (*Settings.model_fields, "backup_every_ms"):
         assert_same(getattr(settings, name), getattr(model, name))
+    assert isinstance(settings, Defaults)
+    shown = {name: masked(getattr(model, name)) for name in Settings.model_fields}
+    assert json.dumps(settings.plain()) == json.dumps(shown)
     assert settings.model_copy(update={"payload_days": 3}).payload_days == 3
     with pytest.raises(AttributeError):
         settings.payload_days = 3  # pyright: ignore[reportAttributeAccessIssue] - frozen

@@ -15,6 +15,7 @@ import ssl
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def test_on_an_empty_home_it_prints_all_that_a_first_call_takes(fresh: Cli) -> N
         assert names == ["demo-balance", "demo-mail_statement", "demo-post"]
         assert value == {"result": 1000}
         code, err = server.end(signal.SIGINT)
-    assert (code, err) == (0, "ending: calls in flight are finished first …\n")
+    assert (code, err) == (0, "ending: calls in flight have 30 s to finish …\n")
 
 
 def test_a_token_goes_to_a_terminal_and_not_into_a_log(fresh: Cli) -> None:
@@ -243,6 +244,63 @@ def test_what_tools_print_never_reaches_a_client_and_a_call_in_flight_is_answere
     finally:
         process.kill()
         process.communicate()
+
+
+PATIENT = """
+import asyncio, pathlib, sys
+from interlock import Effect, Preview, tool
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="patient", effects=[Effect("x", "UPDATE")])
+async def change() -> str:
+    "Change something, as soon as the test wants."
+    print("begun", file=sys.stderr, flush=True)
+    while not pathlib.Path("go").exists():
+        await asyncio.sleep(0.01)
+    return "changed"
+
+@change.preview
+def _() -> Preview:
+    return Preview(impact="x")
+
+@change.compensate
+async def _() -> None:
+    return None
+"""
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["in time", "too late"])
+def test_a_call_that_outlives_the_drain_timeout_is_cut_off_as_unknown_and_a_shorter_one_is_answered(
+    cli: Cli, ends: bool
+) -> None:
+    (cli.path / "patient.py").write_text(PATIENT)
+    assert cli("tools", "add", "patient.py").code == 0
+    drain_s = PATIENCE_S if ends else 1
+    asked: Json = {"tool_id": "patient.change", "parameters": {}, "idempotency_key": "k"}
+    words = ("--no-grpc", "--token", "--drain-timeout", str(drain_s))
+    with running(cli, *words, until="Ctrl-C\n") as server, ThreadPoolExecutor(1) as threads:
+        token = server.said.partition("export TOKEN=")[2].split()[0]
+        rest = server.said.partition("REST")[2].split()[0]
+        asking = threads.submit(
+            httpx.post, f"{rest}/tools/invoke", json=asked, headers=bearer(token), timeout=PATIENCE_S
+        )
+        while (line := server.process.stderr.readline()) != b"begun\n":
+            assert line, asking.result().text
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.stderr.readline() == f"ending: calls in flight have {drain_s} s to finish …\n".encode()
+        if ends:
+            (cli.path / "go").touch()
+        answer = asking.result()
+        _, err = server.process.communicate(timeout=PATIENCE_S)
+        assert (server.process.returncode, b"Traceback" in err) == (0, False)
+    unknown = cli.ask("calls", "reconcile")["unknown"]
+    if ends:
+        assert (answer.status_code, answer.json()["result"], unknown) == (200, "changed", [])
+    else:
+        assert (answer.status_code, answer.json()["error"]["error_code"]) == (503, "E3001")
+        (stranded,) = unknown
+        assert stranded["tool"] == "patient.change"
+        # The key is blocked: nobody knows whether the write took effect.
+        assert cli("call", "patient.change", "{}", "--key", "k").code == 1
 
 
 def _stdio(cli: Cli) -> warm.Started:

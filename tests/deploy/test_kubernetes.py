@@ -18,7 +18,6 @@ import pytest
 import yaml
 
 from interlock.cli import root as cli
-from interlock.doors.listening import DRAIN_S
 from interlock.settings import Settings
 from tests import warm
 from tests.needs import missing
@@ -126,7 +125,7 @@ def test_servers_reach_the_database_and_redis_where_it_is_applied() -> None:
     assert ports("interlock") == {53, 5432}
     compose: Document = yaml.safe_load((DEPLOY / "container" / "compose.postgres.yaml").read_text())
     variables: list[dict[str, str]] = [service.get("environment", {}) for service in compose["services"].values()]
-    (url,) = [found["INTERLOCK_REDIS"] for found in variables if "INTERLOCK_REDIS" in found]
+    (url,) = {found["INTERLOCK_REDIS"] for found in variables if "INTERLOCK_REDIS" in found}
     assert ports("interlock-redis") == {urlsplit(url).port}
 
 
@@ -137,7 +136,8 @@ def test_servers_are_replaced_one_by_one_have_time_to_drain_and_scale_to_twenty(
     probe = pods()["StatefulSet"]["containers"][0]["readinessProbe"]
     noticed = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
     assert context.params["shutdown_delay"] > noticed
-    assert pods()["StatefulSet"]["terminationGracePeriodSeconds"] > context.params["shutdown_delay"] + DRAIN_S
+    ends = context.params["shutdown_delay"] + context.params["drain_timeout"]
+    assert pods()["StatefulSet"]["terminationGracePeriodSeconds"] >= ends + 15
     assert spec["updateStrategy"]["type"] == "RollingUpdate"
     assert one("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
     scaling = one("HorizontalPodAutoscaler")["spec"]

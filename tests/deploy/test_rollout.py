@@ -23,6 +23,7 @@ COMMAND = (
     "sys.exit(s.recv(1) != b'.')"
 )
 NODES = 2
+REST = ("REST", "REST, connections closed", "REST again")
 
 
 class Machines:
@@ -88,7 +89,7 @@ async def test_a_release_of_which_two_percent_of_the_calls_fail_is_taken_back(
 ) -> None:
     cluster = Cluster(tmp_path, postgres_server.new_schema(), NODES)
     try:
-        async with machines(cluster) as placed, load(cluster, placed.balancer.port, "good", callers=3) as told:
+        async with machines(cluster) as placed, load(cluster, placed.balancer.port, "good", wires=REST) as told:
             if THOROUGH:
                 code, out, err = await placed.roll_out("good")
                 assert code == 0, err

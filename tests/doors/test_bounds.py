@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,18 @@ import pytest_asyncio
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Struct
 
-from interlock import Failure
+from interlock import Failure, Interlock
 from interlock.api.service import Service
+from interlock.call.capability import ToolGrant
 from interlock.core.threads import INPUTS
 from interlock.doors.grpc import GrpcDoor
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.doors.mcp import McpDoor
 from tests.support.calls import turn
 from tests.support.endpoints import dialled
+from tests.support.identities import OPERATOR
+from tests.support.mcp import AGENT, prepare
+from tests.support.mcp import serving as mcp_serving
 from tests.support.servers import Place, place
 
 MOST = 1000
@@ -276,9 +281,17 @@ HELLO = {
 PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
 
 
-async def test_a_caller_at_the_cap_of_sessions_loses_the_one_that_was_idle_longest(small: Place) -> None:
-    headers = {**small.bearer, "accept": MODERN["accept"]}
-    async with httpx.AsyncClient(base_url=small.base, timeout=PATIENCE_S, headers=headers) as client:
+async def test_a_caller_at_the_cap_of_sessions_loses_the_one_that_was_idle_longest(home: Path) -> None:
+    async with AsyncExitStack() as stack:
+        app = await stack.enter_async_context(Interlock.open(home, housekeeping=False, max_mcp_sessions=2))
+        await prepare(app)
+        door = McpDoor(Service(app))
+        await stack.enter_async_context(door.lifespan())
+        port = await stack.enter_async_context(mcp_serving(door))
+        token = await app.tokens.issue(subject=AGENT, by=OPERATOR, tools=[ToolGrant("*")])
+        headers = {"authorization": f"Bearer {token}", "accept": MODERN["accept"]}
+        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, headers=headers)
+        await stack.enter_async_context(client)
 
         async def opened() -> dict[str, str]:
             answer = await client.post("/mcp", json=HELLO)
@@ -288,7 +301,12 @@ async def test_a_caller_at_the_cap_of_sessions_loses_the_one_that_was_idle_longe
         async def ping(session: dict[str, str]) -> int:
             return (await client.post("/mcp", json=PING, headers=session)).status_code
 
+        def held() -> list[str]:
+            return door._sdk.sessions.held(f"local/{AGENT}")  # pyright: ignore[reportPrivateUsage]
+
         first, second = await opened(), await opened()
         assert await ping(first) == 200
         third = await opened()
-        assert [await ping(session) for session in (first, second, third)] == [200, 404, 200]
+        assert sorted(held()) == sorted(one["mcp-session-id"] for one in (first, third))
+        assert await ping(second) == 200
+        assert sorted(held()) == sorted(one["mcp-session-id"] for one in (second, third))

@@ -139,16 +139,18 @@ async def test_two_callers_at_once_never_see_each_others_tools(world: World, mod
 async def test_a_session_answers_only_to_whoever_opened_it(world: World) -> None:
     async with world.client("legacy") as client:
         await client.list_tools()
-        sessions = world.door._sdk._manager._server_instances  # pyright: ignore[reportPrivateUsage]
-        (session,) = sessions
-        headers = {
-            "authorization": f"Bearer {await world.token(subject=OTHER)}",
-            "accept": "application/json, text/event-stream",
-            "mcp-session-id": session,
-        }
-        async with httpx2.AsyncClient(headers=headers, timeout=PATIENCE_S) as http:
-            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-            assert (await http.post(world.url, json=body)).status_code == 404
+        sdk = world.door._sdk  # pyright: ignore[reportPrivateUsage]
+        (session,) = sdk.sessions.held(f"local/{AGENT}")
+        (within,) = sdk._manager._server_instances  # pyright: ignore[reportPrivateUsage]
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        for subject, named, status in ((AGENT, session, 200), (OTHER, session, 404), (AGENT, within, 404)):
+            headers = {
+                "authorization": f"Bearer {await world.token(subject=subject)}",
+                "accept": "application/json, text/event-stream",
+                "mcp-session-id": named,
+            }
+            async with httpx2.AsyncClient(headers=headers, timeout=PATIENCE_S) as http:
+                assert (await http.post(world.url, json=body)).status_code == status
 
 
 @DOOR

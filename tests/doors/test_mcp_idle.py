@@ -30,7 +30,9 @@ async def _drop_one(here: Place) -> str:
         return session
 
 
-async def test_dropped_sessions_end_with_their_tasks_once_they_have_been_idle(home: Path) -> None:
+async def test_dropped_sessions_end_with_their_tasks_once_they_have_been_idle_and_are_opened_again_when_used(
+    home: Path,
+) -> None:
     (home / "settings.toml").write_text("mcp_session_idle_s = 2.0\n")
     async with place(home) as here:
         await _drop_one(here)  # loads what has to be loaded once
@@ -42,8 +44,12 @@ async def test_dropped_sessions_end_with_their_tasks_once_they_have_been_idle(ho
                 await asyncio.sleep(0.05)
         async with httpx.AsyncClient(base_url=here.base, headers={**here.bearer, **HEADERS}) as client:
             ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
-            answer = await client.post("/mcp", json=ping, headers={"mcp-session-id": sessions[0]})
-            assert answer.status_code == 404
+            session = {"mcp-session-id": sessions[0]}
+            answer = await client.post("/mcp", json=ping, headers=session)
+            assert (answer.status_code, answer.headers["mcp-session-id"]) == (200, sessions[0])
+            # A client that ends its session has ended it.
+            assert (await client.delete("/mcp", headers=session)).status_code == 200
+            assert (await client.post("/mcp", json=ping, headers=session)).status_code == 404
 
 
 async def test_a_session_whose_client_listens_is_not_idle(home: Path) -> None:
@@ -54,12 +60,15 @@ async def test_a_session_whose_client_listens_is_not_idle(home: Path) -> None:
         session = {"mcp-session-id": opened.headers["mcp-session-id"]}
         async with client.stream("GET", "/mcp", headers=session) as news:
             assert news.status_code == 200
-            others = [await _drop_one(here) for _ in range(3)]
+            before = len(asyncio.all_tasks())
+            for _ in range(3):
+                await _drop_one(here)
             async with asyncio.timeout(PATIENCE_S):
-                ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
-                while (await client.post("/mcp", json=ping, headers={"mcp-session-id": others[0]})).status_code != 404:  # noqa: ASYNC110
-                    await asyncio.sleep(0.5)
-            assert (await client.post("/mcp", json=ping, headers=session)).status_code == 200
+                while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - tasks end without an event
+                    await asyncio.sleep(0.05)
+            assert (await client.post("/mcp", json=PING, headers=session)).status_code == 200
+            # A session that was opened again would have no stream.
+            assert (await client.get("/mcp", headers=session)).status_code == 409
 
 
 PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
@@ -105,13 +114,15 @@ async def test_a_further_session_takes_the_place_of_an_idle_one_and_is_refused_w
         first, second = [
             {"mcp-session-id": (await client.post("/mcp", json=HELLO)).headers["mcp-session-id"]} for _ in range(2)
         ]
-        assert (await client.post("/mcp", json=PING, headers=first)).status_code == 404
+        # It is opened again when it is used, and takes the place of the other one.
+        assert (await client.post("/mcp", json=PING, headers=first)).status_code == 200
         async with client.stream("GET", "/mcp", headers=second) as news:
             assert news.status_code == 200
             before = len(asyncio.all_tasks())
             refused = await client.post("/mcp", json=HELLO)
             assert "E3407" in refused.text
             assert "mcp-session-id" not in refused.headers
+            assert "E3407" in (await client.post("/mcp", json=PING, headers=first)).text
             assert (await client.post("/mcp", json=PING, headers=second)).status_code == 200
             async with asyncio.timeout(PATIENCE_S):
                 while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - tasks end without an event

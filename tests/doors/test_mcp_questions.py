@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -15,11 +13,10 @@ from mcp import Client, MCPError
 
 from interlock.doors.mcp import suspended, suspended_call
 from interlock.upstreams.mcp import sessions
-from tests.support import forked
-from tests.support.calls import records, until, use_policy
-from tests.support.mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, Person, World, serving, stdio, text, world
-from tests.upstreams.mcp_servers import asking as asking_server
-from tests.upstreams.mcp_servers.asking import NOTE, TOOLS, Asking
+from tests.support.asking import call, upstream
+from tests.support.calls import records, until
+from tests.support.mcp import AGENT, OTHER, PATIENCE_S, Person, World, stdio, text, world
+from tests.upstreams.mcp_servers.asking import NOTE
 
 __all__ = ["world"]
 
@@ -27,48 +24,6 @@ DOOR = pytest.mark.proves("OPS-02")
 # The SDK's client warns of what the modern era gave up; clients of the handshake era go on using it.
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 WIRES = pytest.mark.parametrize("wire", ["http", "stdio"])
-
-
-@asynccontextmanager
-async def upstream(world: World, wire: str, **config: Any) -> AsyncGenerator[Asking]:
-    """The server that asks, as the upstream `asks`; both agents may call its tools, which count as writes."""
-    asking = Asking()
-    await use_policy(world.app, "permit(principal, action, resource);\n")
-    if wire == "stdio":
-        root = str(Path(__file__).parents[2])
-        command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.asking"]
-        async with _added(world, {"command": command, "cwd": root, **config}):
-            yield asking
-        return
-    app = asking_server.app(asking)
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(app.router.lifespan_context(app))
-        port = await stack.enter_async_context(serving(app))
-        place = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True}
-        await stack.enter_async_context(_added(world, {**place, **config}))
-        yield asking
-
-
-@asynccontextmanager
-async def _added(world: World, config: dict[str, Any]) -> AsyncGenerator[None]:
-    effects = [{"resource": "note:{name}", "operation": "UPDATE"}]  # so that calls for different names run side by side
-    tools = {one: {"effects": effects} for one in TOOLS}
-    report = await world.app.upstreams.add("asks", "mcp", config, by=world.app.caller, overlay={"tools": tools})
-    assert report.count("admitted") == len(TOOLS)
-    until_ms = world.app.clock.now_ms() + 600_000
-    for agent in (AGENT, OTHER):
-        for one in TOOLS:
-            await world.app.standing_approvals.grant(
-                f"asks.{one}", by=REVIEWER, caller=agent, arguments={"name": "n-*"}, uses=99, expires_ms=until_ms
-            )
-    try:
-        yield
-    finally:
-        await world.app.upstreams.connections.get("asks").close()
-
-
-def call(client: Any, tool: str, name: str) -> Any:
-    return client.call_tool(f"asks-{tool}", {"name": f"n-{name}", "idempotency_key": f"{tool}-{name}"})
 
 
 # A client that is asked in the middle of its call
@@ -231,6 +186,32 @@ async def test_a_question_that_may_be_of_several_clients_is_put_to_none_and_its_
         made = await asyncio.gather(*(call(who, "ask_aside", name) for who, name in ((first, "d"), (second, "e"))))
         assert [text(one) for one in made] == ["ann:n-d 0", "bea:n-e 0"]
         assert [one.asked for one in people] == [["n-d 0"], ["n-e 0"]]
+
+
+@DOOR
+async def test_a_caller_whose_clients_use_all_their_conversations_is_refused_and_another_caller_is_served(
+    world: World,
+) -> None:
+    person, other = Person("ann"), Person("bob")
+    person.held = asyncio.Event()
+    async with upstream(world, "http", protocol="handshake", conversations_per_caller=1), AsyncExitStack() as stack:
+        first, second, stranger = [
+            await stack.enter_async_context(world.client("legacy", await world.token(subject=who), **one.options))
+            for who, one in ((AGENT, person), (AGENT, person), (OTHER, other))
+        ]
+        held = asyncio.create_task(call(first, "ask", "x"))
+        await until(lambda: person.asked == ["n-x 0"])
+        refused = await call(second, "ask", "y")
+        assert refused.is_error
+        error = refused.meta["interlock/error"]
+        assert (error["error_code"], error["retryable"]) == ("E3003", True)
+        assert "1 conversations of this caller with `asks` are open, and all are in use" in error["humanMessage"]
+        assert "conversations_per_caller" in error["resolution"]
+        assert text(await call(stranger, "ask", "z")) == "bob:n-z 0"
+        person.held.set()
+        assert text(await held) == "ann:n-x 0"
+        # The first is idle now, and makes room.
+        assert text(await call(second, "ask", "w")) == "ann:n-w 0"
 
 
 # A client that gets questions as the result of its request, and calls again

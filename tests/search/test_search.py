@@ -15,6 +15,7 @@ from interlock.authority.tokens import ToolGrant
 from interlock.contract.manifest import parse_manifest
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
+from interlock.doors.grpc.v1 import gateway_pb2 as messages
 from interlock.registry import admission, quarantine
 from interlock.registry.admission import TrialEvidence
 from interlock.registry.retirement import deprecate, move
@@ -24,7 +25,7 @@ from tests.support.calls import admit, use_policy
 from tests.support.identities import did_of
 from tests.support.office import OFFERED, some_tool
 from tests.support.openapi import document
-from tests.support.wires import Wires, wired
+from tests.support.wires import BY_ID, Wires, wired
 from tests.upstreams.servers import HttpServer
 
 Value = Annotated[str, Field(description="a value", examples=["x"])]
@@ -49,8 +50,8 @@ async def _names(app: Interlock, query: str, limit: int = 10) -> list[str]:
 
 @pytest.mark.part_of(
     "REG-14",
-    rest="the default limit of 10 over REST and gRPC, where it is 100, and MCP, where it is 5; a figure at 1,000 "
-    "tools by meaning; E3106 with vectors in PostgreSQL; the description as the only text that is encoded",
+    rest="the description as the only text that is encoded: names and parameters are encoded with it; the default "
+    "limit of search_tools over MCP, which is 5 for each step of a task",
 )
 async def test_tools_are_found_by_what_they_do(office: Interlock):
     assert (await _names(office, "send message to user"))[0] == "office.send_email"
@@ -124,6 +125,31 @@ async def test_a_search_follows_the_registry_and_indexes_only_what_is_new(
     await office.journal.commit(quarantine.impose(found.row.digest, found.contract.ref, "a-call", "it lied"))
     await office.gateway.quarantine.look()
     assert "office.track_parcel" not in await _names(office, "where is the parcel")
+
+
+@pytest.mark.proves("REG-14")
+async def test_a_search_finds_ten_tools_where_no_limit_is_given_at_every_endpoint(wires: Wires):
+    await admit(wires.app, *(some_tool(f"letter_{number}", "Letter to a customer.") for number in range(12)))
+    await wires.app.catalog.forget()
+    query = "a letter to a customer"
+    local = [one.version.row.address for one in await wires.app.search(query)]
+    assert len(local) == DEFAULT_LIMIT == 10
+    for by in ("both", "words", "meaning"):
+        assert len(await wires.app.search(query, by=by)) == 10
+        rest = (await wires.http.get("/v1/tools", params={"q": query, "by": by})).json()["tools"]
+        rpc = (await wires.rpc("tools.search", {"query": query, "by": by}))["result"]["tools"]
+        assert len(rest) == len(rpc) == len(await wires.discovered(query, by=by)) == 10
+    for wire in BY_ID:
+        if wire != "library":
+            found = (await wires.rows[wire].search(query)).data
+            assert [one["tool_id"] for one in found["tools"]] == local, wire
+    # What is asked for counts, and a list is not a search.
+    rest = (await wires.http.get("/v1/tools", params={"q": query, "limit": 12})).json()["tools"]
+    asked = messages.DiscoverRequest(query=query, page_size=12)
+    assert len(rest) == len((await wires.stub.Discover(asked, metadata=wires.metadata())).tools) == 12
+    whole = len(await wires.app.tools.visible(wires.app.caller))
+    assert whole > 10
+    assert len((await wires.http.get("/v1/tools")).json()["tools"]) == len(await wires.discovered()) == whole
 
 
 async def test_every_endpoint_finds_the_same(wires: Wires):

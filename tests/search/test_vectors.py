@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import psycopg
 import pytest
 
-from interlock import Interlock
+from interlock import Failure, Interlock
 from interlock.api.doctor import examine
 from interlock.authority.tokens import ToolGrant
 from interlock.registry.retirement import deprecate, move
@@ -24,6 +25,7 @@ from tests.support.identities import did_of
 from tests.support.office import OFFERED, some_tool
 from tests.support.postgres import Server
 from tests.support.wires import wired
+from tests.upstreams.servers import HttpServer, json_answer
 
 ENCODER = Path(__file__).parents[2] / "packages" / "search-encoder" / "src" / "interlock_search_encoder"
 QUERIES = (
@@ -122,6 +124,33 @@ async def test_the_database_is_asked_about_the_callers_tools_that_can_be_called(
             await app.catalog.forget()
             assert ("office.translate" in await found()) is expected
             assert ("office.translate" in dict(await _found(app, "translate", "meaning", limit=50))) is expected
+
+
+@pytest.mark.proves("REG-14")
+async def test_with_vectors_in_the_database_words_and_names_are_found_while_the_encoder_cannot_be_reached(
+    tmp_path: Path, with_vectors: Server
+) -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(HttpServer.open())
+        server.otherwise = lambda got: json_answer(
+            {"embeddings": shipped().documents(orjson.loads(got.body)["input"]).tolist()}
+        )
+        settings: dict[str, Any] = {"search_encoder": f"ollama:tiny@{server.url}", "search_vectors": "store"}
+        async with _opened(tmp_path, with_vectors.new_schema(), **settings) as app, wired(app) as wires:
+            assert (await _found(app, "send message to user", "meaning"))[0][0] == "office.send_email"
+            rows = app.journal.reader.one("SELECT count(*) FROM tool_vector")
+            assert rows[0] >= len(OFFERED)
+            await stack.aclose()
+            with pytest.raises(Failure, match="cannot be reached") as refused:
+                await app.search("translate a text", by="meaning")
+            assert refused.value.code == "E3106"
+            rest = await wires.http.get("/v1/tools", params={"q": "translate a text", "by": "meaning"})
+            assert (rest.status_code, rest.json()["error"]["error_code"]) == (500, "E3106")
+            for by in ("both", "words"):
+                answer = await app.search("translate a text", by=by)
+                assert (answer[0].version.row.address, answer.by) == ("office.translate", "words")
+            assert (await app.search("office.forecast"))[0].version.row.address == "office.forecast"
+            assert (await app.catalog.resolve("office.forecast", "1.0.0")).row.address == "office.forecast"
 
 
 async def test_machines_of_one_store_share_vectors_and_a_restart_computes_none(

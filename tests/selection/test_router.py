@@ -141,9 +141,8 @@ async def _used(app: Interlock, pairs: list[tuple[str, str]], caller: Caller) ->
 @pytest.mark.proves("SURF-09")
 @pytest.mark.part_of(
     "SURF-16",
-    rest="the same report from the journal of a process that was opened again, after tools have changed; the choice "
-    "by cost over the endpoints, and its statement in a recorded selection; precision and wrong-tool rate of "
-    "the shipped data as values",
+    rest="the same report after tools have changed: requests of the journal are selected for again, among the tools "
+    "that there are now",
 )
 async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getting_worse(home: Path) -> None:
     async with Interlock.open(home, housekeeping=False) as app:
@@ -392,6 +391,32 @@ async def test_the_figures_of_the_journal_are_those_of_its_own_selections_and_ca
             "cost_per_task": pytest.approx(sum(costs) / 4, abs=1e-6), "latency_ms_per_task": None, "router": False,
         }  # fmt: skip
         assert found == await evaluate_journal(app.selections, me)
+    # A process that is started later finds the same in the journal.
+    async with opened(home, selection_token_price=1000.0) as app:
+        assert await evaluate_journal(app.selections, me) == found
+
+
+@pytest.mark.proves("SURF-16")
+@pytest.mark.parametrize("shipped_set", [0, 1])
+def test_the_figures_of_the_shipped_data_are_those_of_its_searches(shipped_set: int) -> None:
+    told = sets.load(sets.found()[shipped_set])
+    row = selection_table(told, 20).rows[0]
+    index = Index(shipped())
+    index.add(told.entries)
+    mask = index.mask(index.ids())
+    precision: list[float] = []
+    wrong: list[bool] = []
+    for one in told.queries[:: max(1, len(told.queries) // 20)]:
+        found = [hit.id for hit in index.search(one.text, 10, mask)]
+        right = {tool for group in one.needed for tool in group}
+        precision.append(len([tool for tool in found if tool in right]) / max(len(found), 1))
+        wrong.append(bool(found) and found[0] not in right)
+    assert row[0] == "search alone"
+    assert [float(row[2]), float(row[4])] == pytest.approx(
+        [100 * sum(precision) / len(precision), 100 * sum(wrong) / len(wrong)], abs=0.06
+    )
+    assert 0 < float(row[2]) < 100
+    assert 0 <= float(row[4]) < 60
 
 
 @pytest.mark.proves("SURF-16")

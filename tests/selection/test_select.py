@@ -632,9 +632,23 @@ async def test_of_equal_tools_the_cheaper_is_chosen_where_cost_counts_and_the_tr
         made = await app.select("parcel tracking for shipments", intent=False, cheaper=True)
         assert made.chosen == "post.track_y"
         stage = next(one for one in made.stages if one.name == "cost")
-        assert stage.why.startswith(
-            "post.track_y at 0.125 instead of post.track_x at 0.5: saves 0.375 a call, for +0.0"
-        )
+        stated = "post.track_y at 0.125 instead of post.track_x at 0.5: saves 0.375 a call, for +0.0"
+        assert stage.why.startswith(stated)
+        # The record of the selection states the trade too, and one without a trade has none.
+        trade = {"chosen": "post.track_y", "instead_of": "post.track_x", "cost": 0.125, "saved": 0.375}
+        (recorded,) = [one for one in _recorded(app, made)["stages"] if one["stage"] == "cost"]
+        assert recorded["trade"].items() >= trade.items()
+        assert recorded["trade"]["expected_success"] == pytest.approx(0.0, abs=0.02)
+        assert not [one for one in _recorded(app, plain)["stages"] if "trade" in one]
+        async with wired(app) as wires:
+            for wire in BY_ID:
+                for cheaper, wanted in ((True, "post.track_y"), (False, "post.track_x")):
+                    told = await wires.rows[wire].select("parcel tracking for shipments", intent=False, cheaper=cheaper)
+                    assert told["chosen"] == wanted, wire
+                    (cost,) = [one for one in told["stages"] if one["stage"] == "cost"]
+                    assert cost["why"].startswith(stated) is cheaper, wire
+                    assert ("trade" in cost) is cheaper
+                    assert (cost.get("trade") or trade).items() >= trade.items()
 
 
 @tool(

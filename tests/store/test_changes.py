@@ -277,6 +277,9 @@ async def test_a_slow_read_is_waited_for_while_the_loop_goes_on_however_far_the_
         changes.start()
         slow.set()
         assert reading.wait(PATIENCE_S)
+        now[0] += FRESH_S
+        changes.catch_up()
+        assert changes.fresh_until == now[0] + FRESH_S, "calls need not ask again one by one"
         now[0] += 3600.0
         with pytest.raises(Failure, match="does not answer"):
             changes.catch_up()  # it cannot wait, and what is known is too old

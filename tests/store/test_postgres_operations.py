@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -16,7 +17,7 @@ import psycopg
 import pytest
 
 from interlock import Failure, Interlock
-from interlock.api.doctor import examine
+from interlock.api.doctor import Finding, examine
 from interlock.audit import retention, tail
 from interlock.audit.backups import copy_verified, drill, due, made_in, restore_store
 from interlock.audit.chain import verify
@@ -25,6 +26,9 @@ from interlock.settings import load_settings
 from interlock.store import copying, facts
 from interlock.store.home import Home
 from interlock.store.homes import home_at, restored_home
+from interlock.store.port import Reader
+from interlock.store.postgres.layout import CONNECTIONS
+from interlock.store.readers import THREADS
 from tests import sample
 from tests.support.cli import Cli
 from tests.support.postgres import Server
@@ -123,6 +127,62 @@ async def test_doctor_names_triggers_and_rights_that_are_not_as_they_were_made(
         connection.execute(statement.format(role=role).encode())
     (what,) = broken()
     assert named in what
+
+
+async def test_a_process_has_no_more_connections_than_doctor_counts_for_each(
+    tmp_path: Path, address: str, runtime: str, postgres_server: Server
+) -> None:
+    sample.reset()
+    role = runtime.partition("://")[2].partition("@")[0]
+    every = threading.Barrier(THREADS)
+
+    def read(reader: Reader) -> None:
+        every.wait()
+        reader.one("SELECT 1")
+
+    async with Interlock.open(tmp_path / "home", store=runtime, store_admin=address, housekeeping=False) as app:
+        await app.add(sample.increment)
+        assert (await app.call("demo.increment", name="a", key="a")).ok  # takes a lock
+        await asyncio.gather(*(app.readers.read(read) for _ in range(THREADS)))
+        with closing(postgres_server.connect()) as connection:
+            shown = "SELECT count(*) FROM pg_stat_activity WHERE usename = %s"
+            ((count,),) = connection.execute(shown, (role,)).fetchall()
+    assert count == CONNECTIONS
+
+
+async def test_doctor_warns_where_the_server_allows_fewer_connections_than_the_processes_need(
+    tmp_path: Path, address: str, runtime: str, postgres_server: Server
+) -> None:
+    await lived(tmp_path / "home", runtime, address)
+    home = home_at(tmp_path / "home", runtime)
+    role = runtime.partition("://")[2].partition("@")[0]
+
+    def found() -> Finding:
+        (one,) = [one for one in examine(home, machine=False) if "connections, enough for" in one.what]
+        return one
+
+    with closing(psycopg.connect(address, autocommit=True)) as connection:
+        ((most, reserved),) = connection.execute(
+            "SELECT current_setting('max_connections')::int, current_setting('superuser_reserved_connections')::int"
+        ).fetchall()
+        assert found().status == "good"
+        assert f"allows {most - reserved:,} connections" in found().what
+        # The leases of other processes, as many as just fit, and then one more.
+        fit = (most - reserved) // CONNECTIONS
+        lease = (
+            "INSERT INTO instance (id, place, report, until_ms) SELECT 'OTHER-' || n, 'elsewhere', '{}',"
+            " extract(epoch FROM clock_timestamp()) * 1000 + 3600000 FROM generate_series(%s::int, %s::int) n"
+        )
+        connection.execute(lease, (1, fit))
+        assert (found().status, f"{fit:,} run now" in found().what) == ("good", True)
+        connection.execute(lease, (fit + 1, fit + 1))
+        assert (found().status, f"{fit + 1:,} run now" in found().what) == ("attention", True)
+        assert f"allow {(fit + 1) * CONNECTIONS:,} at least, {CONNECTIONS} for each process" in found().advice
+        connection.execute(b"DELETE FROM instance")
+    # A limit of the role is enforced like that of the server.
+    with closing(postgres_server.connect()) as connection:
+        connection.execute(f'ALTER ROLE "{role}" CONNECTION LIMIT {CONNECTIONS - 1}'.encode())
+    assert found().status == "attention"
 
 
 MEMORY = "RAISE EXCEPTION 'out of memory' USING ERRCODE = 'out_of_memory'"

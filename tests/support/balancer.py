@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 
@@ -25,6 +25,8 @@ class Balancer:
         # The ports of the servers that get new connections, and the number of connections that each has.
         self.ready: set[int] = set()
         self.open: Counter[int] = Counter()
+        # How many of these carry a stream of an MCP client, which ends when its server does.
+        self.streams: Counter[int] = Counter()
         self._turn = count()
         self._changed = asyncio.Condition()
         self._asking: dict[int, asyncio.Task[None]] = {}
@@ -61,15 +63,26 @@ class Balancer:
                 await asyncio.sleep(_ASK_EVERY_S)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        port = 0
+        port, streams = 0, 0
+
+        async def look(data: bytes) -> None:
+            nonlocal streams
+            if data.startswith(b"GET /mcp ") and not streams:
+                streams = 1
+                await self._note(lambda port: self.streams.update([port]), port)
+
+        def ended(port: int) -> None:
+            self.open.subtract([port])
+            self.streams[port] -= streams
+
         try:
             port, theirs, ours = await self._connect()
             await self._note(lambda port: self.open.update([port]), port)
-            await asyncio.gather(_pass_on(reader, ours), _pass_on(theirs, writer))
+            await asyncio.gather(_pass_on(reader, ours, look), _pass_on(theirs, writer))
         finally:
             writer.close()
             if port:
-                await asyncio.shield(self._note(lambda port: self.open.subtract([port]), port))
+                await asyncio.shield(self._note(ended, port))
 
     async def _connect(self) -> tuple[int, asyncio.StreamReader, asyncio.StreamWriter]:
         while True:
@@ -80,9 +93,16 @@ class Balancer:
                 return port, *await asyncio.open_connection("127.0.0.1", port)
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _unseen(_: bytes) -> None:
+    return None
+
+
+async def _pass_on(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, look: Callable[[bytes], Awaitable[None]] = _unseen
+) -> None:
     with suppress(ConnectionError):
         while data := await reader.read(_AT_ONCE):
+            await look(data)
             writer.write(data)
             await writer.drain()
     writer.close()

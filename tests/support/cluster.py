@@ -9,13 +9,17 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import httpx
+import httpx2
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
 
 from tests import warm
 from tests.support.balancer import Balancer
@@ -209,7 +213,8 @@ class Cluster:
             # It still serves: those who have not heard of it get an answer, and are asked to go.
             late = await client.get(f"{base}/ready")
             assert (late.status_code, late.headers["connection"]) == (503, "close")
-            await balancer.until(lambda: balancer.open[node.port] == 0)
+            # Streams stay open until the server ends; their clients listen at another one then.
+            await balancer.until(lambda: balancer.open[node.port] == balancer.streams[node.port])
             node.signal(signal.SIGTERM)
             await _until(lambda: not _listens(node.port))
             assert not held.done()
@@ -239,46 +244,102 @@ async def _until(reached: Callable[[], bool]) -> None:
 
 
 class Load:
-    """What became of the calls of all callers."""
+    """What became of the calls of all callers. `wires` counts the calls that succeeded by how they were made."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.reads = 0
+        self.wires: Counter[str] = Counter()
         self.failed: list[Any] = []
         self.ended = False
 
 
+class Wire(Protocol):
+    """One way to make calls. Returns what a call failed with, None if it succeeded."""
+
+    async def __call__(self, tool: str, name: str, key: str | None) -> object: ...
+
+
 @asynccontextmanager
-async def load(cluster: Cluster, port: int, prefix: str, callers: int = 6) -> AsyncGenerator[Load]:
-    """Read and write for as long as the block lasts. Half of the callers keep their connections."""
+async def rest_wire(cluster: Cluster, port: int, *, closing: bool) -> AsyncGenerator[Wire]:
+    """REST, over one connection or over one for each call."""
+    headers = {**cluster.bearer, **({"connection": "close"} if closing else {})}
+    async with httpx.AsyncClient(headers=headers, timeout=_PATIENCE_S) as client:
+
+        async def call(tool: str, name: str, key: str | None) -> object:
+            keyed = {} if key is None else {"idempotency_key": key}
+            sent = {"tool_id": f"cluster.{tool}", "parameters": {"name": name}, **keyed}
+            try:
+                answer = await client.post(f"http://127.0.0.1:{port}/v1/tools/invoke", json=sent)
+            except httpx.HTTPError as error:
+                return f"{name}: {error!r}"
+            return None if answer.status_code == 200 else answer.json()
+
+        yield call
+
+
+@asynccontextmanager
+async def mcp_wire(cluster: Cluster, port: int, mode: str, *, closing: bool = False) -> AsyncGenerator[Wire]:
+    """A client of the MCP SDK that stays for as long as the block lasts. `legacy` has a session."""
+    headers = {**cluster.bearer, **({"connection": "close"} if closing else {})}
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=_PATIENCE_S))
+        transport = streamable_http_client(f"http://127.0.0.1:{port}/mcp", http_client=http)
+        client = Client(transport, mode=mode, read_timeout_seconds=_PATIENCE_S)
+        await stack.enter_async_context(client)
+
+        async def call(tool: str, name: str, key: str | None) -> object:
+            keyed = {} if key is None else {"idempotency_key": key}
+            try:
+                result = await client.call_tool(f"cluster-{tool}", {"name": name, **keyed})
+            except (MCPError, httpx2.HTTPError) as error:
+                return f"{name}: {error!r}"
+            return (name, result) if result.is_error else None
+
+        yield call
+
+
+# Half of the load is REST, half is MCP of both eras. Half of the callers keep their connections.
+WIRES: dict[str, Callable[[Cluster, int], AbstractAsyncContextManager[Wire]]] = {
+    "REST": partial(rest_wire, closing=False),
+    "REST, connections closed": partial(rest_wire, closing=True),
+    "REST again": partial(rest_wire, closing=False),
+    "MCP handshake": partial(mcp_wire, mode="legacy"),
+    "MCP handshake, connections closed": partial(mcp_wire, mode="legacy", closing=True),
+    "MCP 2026-07-28": partial(mcp_wire, mode="2026-07-28"),
+}
+
+
+@asynccontextmanager
+async def load(
+    cluster: Cluster, port: int, prefix: str, wires: Collection[str] = frozenset(WIRES)
+) -> AsyncGenerator[Load]:
+    """Read and write over REST and MCP for as long as the block lasts."""
     told = Load()
 
-    async def call(client: httpx.AsyncClient, tool: str, name: str, **more: str) -> bool:
-        sent = {"tool_id": f"cluster.{tool}", "parameters": {"name": name}, **more}
-        try:
-            answer = await client.post(f"http://127.0.0.1:{port}/v1/tools/invoke", json=sent)
-        except httpx.HTTPError as error:
-            told.failed.append(f"{name}: {error!r}")
-            return False
-        if answer.status_code != 200:
-            told.failed.append(answer.json())
-        return answer.status_code == 200
+    async def work(number: int, wire: str) -> None:
+        async with WIRES[wire](cluster, port) as call:
 
-    async def work(number: int) -> None:
-        closing = {} if number % 2 else {"connection": "close"}
-        async with httpx.AsyncClient(headers={**cluster.bearer, **closing}, timeout=_PATIENCE_S) as client:
+            async def succeeds(tool: str, name: str, key: str | None = None) -> bool:
+                failed = await call(tool, name, key)
+                if failed is not None:
+                    told.failed.append(failed)
+                told.wires[wire] += failed is None
+                return failed is None
+
             step = 0
             while not told.ended:
                 step += 1
                 name = f"{prefix}-{number}-{step}"
-                told.reads += await call(client, "look", name)
-                if await call(client, "post", name, idempotency_key=name):
+                told.reads += await succeeds("look", name)
+                if await succeeds("post", name, key=name):
                     told.done.append(name)
                 await asyncio.sleep(PAUSE_S)
 
-    workers = [asyncio.create_task(work(number)) for number in range(callers)]
+    workers = [asyncio.create_task(work(number, wire)) for number, wire in enumerate(sorted(wires))]
     try:
         yield told
     finally:
         told.ended = True
         await asyncio.gather(*workers)
+    assert set(told.wires) == set(wires)

@@ -31,11 +31,7 @@ from tests.support import forked, postgres
 from tests.support.calls import publish
 from tests.support.identities import OPERATOR
 
-DOOR = pytest.mark.part_of(
-    "OPS-02",
-    rest="over stdio: progress, cancellation, announced list changes, prompts, resources, paging and input in several"
-    " round trips, which are asserted over HTTP",
-)
+DOOR = pytest.mark.proves("OPS-02")
 PATIENCE_S = 120
 AGENT, OTHER = (make_did_key(make_private("EdDSA").public_key()) for _ in range(2))
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))

@@ -66,6 +66,16 @@ def unguarded(home: Home, *, put_back: bool = True) -> Generator[SqliteConnectio
             connection.execute(statement)
 
 
+def set_time(home: Home, at_ms: int) -> None:
+    """Have a store whose time is later than that of the machine, as one has that a machine with a wrong clock used."""
+    with opened(home) as connection:
+        if address_of(home) is None:
+            value = json.dumps({"ms": at_ms, "up": 0.0, "boot": "of another machine"})
+            connection.execute("UPDATE fact SET value = ? WHERE name = 'clock'", (value,))
+        else:
+            connection.execute("UPDATE store_clock SET ms = ?", (at_ms,))
+
+
 @contextmanager
 def busy(home: Home) -> Generator[None]:
     """Have every process that wants to write wait, as one does that is in the middle of a transaction."""

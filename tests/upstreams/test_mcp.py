@@ -528,6 +528,40 @@ async def test_a_caller_has_a_bounded_number_of_conversations_and_then_waits(mon
         assert (await waiting)["pid"] != other
 
 
+@pytest.mark.parametrize("configured", [False, True])
+async def test_a_caller_who_has_all_conversations_of_their_own_in_use_is_refused_and_others_are_not(
+    monkeypatch: pytest.MonkeyPatch, configured: bool
+) -> None:
+    if not configured:
+        monkeypatch.setattr(sessions, "MAX_OF_ONE", 2)
+
+    async def answer(method: str, params: Json) -> Json:
+        return {"action": "accept"}
+
+    def client(name: str) -> Interaction:
+        return Interaction({name: {}}, answer)  # another capability is another conversation
+
+    said = {"conversations_per_caller": 2} if configured else {}
+    async with scripted(said=said) as one:
+        idle = (await state(one, interaction=client("roots")))["pid"]
+        hanging = [asyncio.create_task(ask(one, "hang", interaction=client("elicitation"))) for _ in range(2)]
+        await until(lambda: one.health()["busy"] == 2)
+        await until(lambda: gone(idle, 0))  # it made room for the second
+        full = await failure_of(one, "state", interaction=client("sampling"), attempts=1)
+        assert (full.code, full.retry_after_ms) == ("E3003", 1000)
+        assert full.details == {"sent": False, "limit": 2}
+        assert "2 conversations of this caller with `desk` are open, and all are in use" in full.message
+        # Those of others, and the one that all share, are not counted.
+        assert (await state(one, interaction=client("sampling"), caller=Caller(id="bob")))["pid"]
+        assert (await state(one))["pid"]
+        first = hanging.pop(0)
+        first.cancel()
+        await asyncio.wait([first])
+        assert (await state(one, interaction=client("sampling")))["pid"]
+        hanging[0].cancel()
+        await asyncio.wait(hanging)
+
+
 async def test_a_modern_question_ends_the_call_and_the_answers_go_with_the_next() -> None:
     able: Json = {"elicitation": {}}
     async with scripted("--modern") as one:

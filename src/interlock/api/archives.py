@@ -10,11 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interlock.api.archive_credential import archive_credential
 from interlock.api.rights import require_here
 from interlock.audit.archive import TERMS, Archived, Kind, archive_at, chosen_kind
 from interlock.audit.archiving import CHECKPOINTS, RECORDS, put_checkpoints_back, verify_records
+from interlock.audit.backups import store_time
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
+from interlock.store.homes import home_at
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -24,9 +27,12 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 
 
-async def list_archived(address: str) -> list[Json]:
-    """List the content of an address, the oldest first, with the end of its term."""
-    async with archive_at(address) as found:
+async def list_archived(path: Path, address: str) -> list[Json]:
+    """List the content of an address, the oldest first, with the end of its term.
+
+    `path` is the data directory whose settings name the credential for it.
+    """
+    async with archive_at(address, await archive_credential(path)) as found:
         return [_document(one) for one in await found.list()]
 
 
@@ -40,10 +46,14 @@ def check_restorable(address: str, to: Path | None) -> str | None:
     return None
 
 
-async def expire(address: str) -> list[Json]:
-    """Remove what is past the term of its tier. The newest finished backup is never removed."""
-    async with archive_at(address) as found:
-        return [_document(one) for one in await found.expire(datetime.now(UTC))]
+async def expire(path: Path, address: str) -> list[Json]:
+    """Remove what is past the term of its tier. The newest finished backup is never removed.
+
+    The time is that of the store of the data directory at `path`; if there is none, that of the machine.
+    """
+    now = store_time(home_at(path))
+    async with archive_at(address, await archive_credential(path)) as found:
+        return [_document(one) for one in await found.expire(now)]
 
 
 async def get_records(parts: Parts, address: str, to: Path, *, by: Caller, progress: Progress) -> Json:
@@ -70,7 +80,8 @@ async def _fetched(parts: Parts, address: str, kind: Kind, progress: Progress) -
     credential = await parts.background.archive_credential()
     with tempfile.TemporaryDirectory(prefix="interlock-archive-") as place:
         async with archive_at(address, credential) as found:
-            name = await found.fetch(Path(place), progress)
+            # The address names what to read, so the time does not matter.
+            name = await found.fetch(Path(place), datetime.now(UTC), progress)
         yield Path(place), name
 
 

@@ -115,7 +115,7 @@ class BackgroundTasks:
         await self._release_pieces(self._alive)
         await expire_payloads(self._journal)
         if self._settings.purge_records and await self._journal.commit(_purge_due):
-            await DISK.run(self._purge, await self.archive_credential())
+            await DISK.run(self._purge, await self._store_ms(), await self.archive_credential())
         if self._settings.archive_to and await self._journal.commit(_archive_due):
             await self._archive_checkpoints()
         days = self._settings.deprecation_extend_days
@@ -133,7 +133,7 @@ class BackgroundTasks:
     async def _archive_checkpoints(self) -> None:
         from interlock.audit.archiving import archive_checkpoints
 
-        now_ms = self._clock.now_ms()
+        now_ms = await self._store_ms()
         until_ms = now_ms - self._settings.checkpoint_days * 86_400_000
         credential = await self.archive_credential()
         await archive_checkpoints(
@@ -145,11 +145,10 @@ class BackgroundTasks:
             credential=credential,
         )
 
-    def _purge(self, credential: str) -> None:
+    def _purge(self, now_ms: int, credential: str) -> None:
         """Remove the records that are past their term and give the space back. Long: runs in a thread, in slices."""
         from interlock.audit import retention
 
-        now_ms = self._clock.now_ms()
         if retention.due(self._home, self._settings, now_ms=now_ms, through=1):
             retention.purge(self._home, self._settings, now_ms=now_ms, by="housekeeping", credential=credential)
             retention.shrink(self._home)
@@ -163,15 +162,19 @@ class BackgroundTasks:
 
         if not await self._journal.commit(partial(backups.due, every_ms=self._settings.backup_every_ms)):
             return
-        now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
+        now = datetime.fromtimestamp(await self._store_ms() / 1000, UTC)
         try:
             make = partial(backups.make, credential=await self.archive_credential())
-            place, _, verdict = await DISK.run(make, self._home, self._settings, now)
+            made = await DISK.run(make, self._home, self._settings, now)
         except Exception:
             await self._journal.commit(backups.note_failed)
             raise
-        await self._journal.commit(backups.note_made)
-        _log.info("backup of %d records made at %s", verdict.records, place)
+        await self._journal.commit(partial(backups.note_made, blocked=made.blocked))
+        _log.info("backup of %d records made at %s", made.verdict.records, made.place)
+
+    async def _store_ms(self) -> int:
+        """The store's time, by which what lasts is named and removed: the machine's clock may be wrong."""
+        return await self._journal.commit(lambda transaction: transaction.now_ms)
 
     async def _settle_orphans(self) -> None:
         await block_orphans(self._journal, self._alive, self._announce)

@@ -9,10 +9,10 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interlock.api.archive_credential import archive_credential
 from interlock.audit import backups
 from interlock.audit.archive import archive_at
 from interlock.core.errors import Failure
@@ -59,12 +59,21 @@ def _copied(place: str, copy: Copy, verdict: ChainVerdict) -> Copied:
 
 def back_up(path: Path, place: str | None, tier: Tier | None, progress: Progress) -> Copied:
     """Copy a data directory to a directory or an address of an archive; by default to where the scheduled ones are."""
-    home, now = home_at(path), datetime.now(UTC)
+    home = home_at(path)
+    now = backups.store_time(home)
     if place is None:
-        return _copied(*backups.make(home, _scheduled(home), now, *progress))
+        settings = _scheduled(home)
+        credential = _credential(path, settings.backup_to or "")
+        made = backups.make(home, settings, now, *progress, credential=credential)
+        return _copied(made.place, made.copy, made.verdict)
     if is_address(place):
-        return _copied(*backups.make_archived(home, place, tier or "warm", now, *progress))
+        credential = _credential(path, place)
+        return _copied(*backups.make_archived(home, place, tier or "warm", now, *progress, credential=credential))
     return _copied(place, *backups.copy_verified(home, Path(place), *progress))
+
+
+def _credential(path: Path, place: str) -> str:
+    return asyncio.run(archive_credential(path)) if is_address(place) else ""
 
 
 def back_up_before(home: Home, change: str, directory: Path | None, progress: Progress) -> Path | None:
@@ -72,7 +81,7 @@ def back_up_before(home: Home, change: str, directory: Path | None, progress: Pr
     if not home.near:
         return None
     if directory is None:
-        return backups.make_before(home, change, settings_of(home).settings, datetime.now(UTC), *progress)
+        return backups.make_before(home, change, settings_of(home).settings, backups.store_time(home), *progress)
     backups.copy_verified(home, directory, *progress)
     return directory
 
@@ -122,30 +131,38 @@ async def _open(restored: Home) -> None:
 
 
 @contextmanager
-def fetched(place: str, progress: Done) -> Generator[Path]:
-    """The directory with a backup: the one that is named, or a temporary one with the backup of an archive."""
+def fetched(path: Path, place: str, progress: Done) -> Generator[Path]:
+    """The directory with a backup: the one that is named, or a temporary one with the backup of an archive.
+
+    `path` is the data directory whose settings name the credential for the archive. Which backup is the newest there is
+    told by the time of its store, if it has one.
+    """
     if not is_address(place):
         yield Path(place)
         return
 
     async def fetch(target: Path) -> None:
-        async with archive_at(place) as archive:
-            await archive.fetch(target, progress)
+        async with archive_at(place, await archive_credential(path)) as archive:
+            await archive.fetch(target, now, progress)
 
+    now = backups.store_time(home_at(path))
     with tempfile.TemporaryDirectory(prefix="interlock-restore-") as directory:
         asyncio.run(fetch(Path(directory)))
         yield Path(directory)
 
 
 def newest(path: Path) -> str:
-    """The newest scheduled backup of a data directory; for an archive, its address."""
-    place = _scheduled(Home(path)).backup_to or ""
+    """The newest scheduled backup of a data directory; for an archive, its address.
+
+    E3411 where there is none, or where it is not known which one is the newest.
+    """
+    place = _scheduled(home_at(path)).backup_to or ""
     if is_address(place):
         return place
-    if not (made := backups.made_in(Path(place))):
+    if (made := backups.newest_in(Path(place), backups.store_time(home_at(path)))) is None:
         words = f"there is no backup in `{place}`"
         raise Failure("E3411", words, resolution="make one with interlock backup, or name a directory")
-    return str(made[-1].path)
+    return str(made.path)
 
 
 def _scheduled(home: Home) -> Settings:

@@ -20,7 +20,7 @@ from interlock.data.canonical import derive_key, tenant_secret
 from interlock.data.defaults import default_at
 from interlock.gateway import inputs
 from interlock.gateway.inputs import Inputs
-from interlock.store import facts, ledger, payloads, records
+from interlock.store import ledger, payloads, records
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -130,10 +130,9 @@ class CallRecords:
 
     async def key_for(self, tool: str, step: str, params: Mapping[str, Any], *, session: str, by: Caller) -> str:
         """An idempotency key that the same step of the same tenant always gives again, also after a restart."""
-        known = await self._parts.journal.read(lambda reader: facts.get(reader, "key_secret"))
-        if known is None:
-            raise Failure("E3108", "the data directory has no key secret yet")
-        secret = tenant_secret(bytes.fromhex(known), by.tenant)
+        from interlock.api.shared_secrets import home_secret  # loaded where somebody derives a key
+
+        secret = tenant_secret(await home_secret(self._parts.journal), by.tenant)
         return derive_key(secret, session_id=session, tool_id=tool, step_id=step, params=dict(params))
 
     async def _closed(self, call_id: str) -> Json | None:

@@ -29,7 +29,8 @@ def check_files(home: Home, overlays: Iterable[Path] = ()) -> list[Checked]:
 
 def mistyped_variables() -> list[tuple[str, str]]:
     """Variables that set nothing and have nearly the name of one that would, with that name."""
-    from interlock.settings import Settings, nearest, variable
+    from interlock.core.variables import variable
+    from interlock.settings import Settings, nearest
 
     known = Settings.model_fields
     found: list[tuple[str, str]] = []

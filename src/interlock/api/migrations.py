@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -45,8 +46,14 @@ class Changed(NamedTuple):
 
 
 def bring_up(path: Path, *, dry_run: bool, directory: Path | None, progress: Progress, working: Working) -> Changed:
-    """Bring a store to the schema of this version. A store in a file is backed up first."""
+    """Bring a store to the schema of this version. A store in a file is backed up first.
+
+    In an empty database on a server the tables are made: the role that owns them may be that of this command alone.
+    """
     home = home_at(path)
+    if not home.near and home.new and not dry_run:
+        with working("making the tables …"):
+            asyncio.run(_make(path))
     found, backup = status(home), None
     steps = found.pending
     if steps:
@@ -58,6 +65,14 @@ def bring_up(path: Path, *, dry_run: bool, directory: Path | None, progress: Pro
             steps = migration.up(home)
     schema = steps[-1].revision if steps and not dry_run else found.schema
     return Changed([_document(one) for one in steps], schema, backup, {})
+
+
+async def _make(path: Path) -> None:
+    """Make the tables of a store, by opening it."""
+    from interlock.api.interlock import Interlock
+
+    async with Interlock.open(path, housekeeping=False, hooks=(), otlp_endpoint=""):
+        pass
 
 
 def take_down(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from interlock.api.rights import require_here
+from interlock.core.variables import variable
+from interlock.default_settings import Defaults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,16 +38,15 @@ def settings_at(home: Home) -> list[Json]:
 
 
 def _shown(effective: Settings, sources: Mapping[str, str]) -> list[Json]:
-    from interlock.privacy.configured import masked
-    from interlock.settings import Settings, variable  # most commands need no models of settings
-
-    settings = effective.model_copy()  # of the defaults too: their parts are models then
     return [
-        {
-            "name": name,
-            "value": masked(getattr(settings, name)),
-            "source": sources.get(name, "default"),
-            "variable": variable(name),
-        }
-        for name in Settings.model_fields
+        {"name": name, "value": value, "source": sources.get(name, "default"), "variable": variable(name)}
+        for name, value in _values(effective).items()
     ]
+
+
+def _values(effective: Settings) -> Json:
+    if isinstance(effective, Defaults):
+        return effective.plain()  # no default is a credential
+    from interlock.privacy.configured import masked  # most data directories have no stated settings
+
+    return {name: masked(getattr(effective, name)) for name in type(effective).model_fields}

@@ -24,7 +24,7 @@ from interlock.api.blocked import Blocked
 from interlock.api.deferred import deferred_ref
 from interlock.api.rights import require_here
 from interlock.api.surfaces import Surfaces, holder_of, id_of
-from interlock.call.capability import Capability, Link, ToolGrant
+from interlock.call.capability import SURFACE, Capability, Link, ToolGrant
 from interlock.call.context import Caller
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
@@ -36,6 +36,7 @@ from interlock.store import surfaces as stored
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.api.tools import Tools
+    from interlock.contract.standard.document import SurfaceScope
     from interlock.registry.version import Version
 
 PAGE: Final = 200
@@ -155,44 +156,45 @@ class SurfaceViews:
     def _document(
         self, caller: Caller, row: stored.SurfaceRow | None, lists: _Lists, defers: bool, cursor: str | None
     ) -> Json:
-        from interlock.contract.standard.declarations import BlockedTool, DeferredToolRef, ToolSurface
-
         settings = self._parts.settings
         refs = [*lists.loaded, *(str(one["tool_id"]) for one in lists.deferred)]
         try:
-            policy = (f"policy:{self._parts.policy.rules.version}",)
+            policy = [f"policy:{self._parts.policy.rules.version}"]
         except Failure:
-            policy = ()  # the policy is broken, and everything is blocked
-        surface = ToolSurface(
-            surface_id=id_of(holder_of(caller)),
-            scope="workspace" if caller.capability is None else "session",
-            scope_ref=caller.acting if caller.capability is None else caller.capability.leaf.jti,
-            created_at=iso(self._parts.clock.now_ms() if row is None else row.created_ms),
-            producer=f"interlock:{self._parts.instance.id}",
-            tool_refs=tuple(refs),
-            loaded_tools=tuple(lists.loaded),
-            deferred_tools=tuple(DeferredToolRef(**one) for one in lists.deferred),
-            blocked_tools=tuple(BlockedTool(**one) for one in lists.blocked),
-            excluded_tools=tuple(BlockedTool(**one) for one in lists.excluded),
-            selection_policy="search" if defers else "all",
-            default_tool_choice="auto",
-            capability_requirements=("tool_calls", "tool_search", "tool_loading") if defers else ("tool_calls",),
-            model_capabilities=self._tools.exclusions.capabilities(caller),
-            role_constraints=(
+            policy = []  # the policy is broken, and everything is blocked
+        scope, scope_ref = _scope(caller)
+        # In order of the fields of `ToolSurface`: loading that model takes longer than everything else done here.
+        surface: Json = {
+            "schema_version": "0.2.0",
+            "surface_id": id_of(holder_of(caller)),
+            "scope": scope,
+            "created_at": iso(self._parts.clock.now_ms() if row is None else row.created_ms),
+            "producer": f"interlock:{self._parts.instance.id}",
+            "scope_ref": scope_ref,
+            "tool_refs": refs,
+            "loaded_tools": lists.loaded,
+            "deferred_tools": [_stated(one) for one in lists.deferred],
+            "blocked_tools": [_stated(one) for one in lists.blocked],
+            "excluded_tools": lists.excluded,
+            "selection_policy": "search" if defers else "all",
+            "default_tool_choice": "auto",
+            "capability_requirements": ["tool_calls", "tool_search", "tool_loading"] if defers else ["tool_calls"],
+            "model_capabilities": list(self._tools.exclusions.capabilities(caller)),
+            "role_constraints": [
                 *(f"group:{one}" for one in sorted(caller.groups)),
                 *(f"scope:{one}" for one in sorted(caller.scopes)),
-            ),
-            policy_refs=policy,
-            runtime_refs=tuple(sorted(lists.origins)),
-            surface_reason=_why(settings.surface, settings.surface_most, defers=defers),
-        )
+            ],
+            "policy_refs": policy,
+            "runtime_refs": sorted(lists.origins),
+            "surface_reason": _why(settings.surface, settings.surface_most, defers=defers),
+        }
         return {
             "caller": caller.id,
             "agent": caller.agent,
             "tenant": caller.tenant,
             "revision": 0 if row is None else row.revision,
             "changed_at": None if row is None else iso(row.changed_ms),
-            "surface": surface.document(),
+            "surface": surface,
             "reasons": lists.reasons,
             "cursor": cursor,
         }
@@ -208,12 +210,29 @@ class SurfaceViews:
         return await somebody(self._parts, who) if row is None else _remembered(row)
 
 
+def _stated(part: Json) -> Json:
+    return {name: value for name, value in part.items() if value is not None}
+
+
 def _why(mode: str, most: int, *, defers: bool) -> str:
     if mode == "search":
         return "the setting surface is search: tools are listed when they are pinned or loaded"
     if defers:
         return f"the caller may use more than {most} tools: those that are neither pinned nor loaded are deferred"
     return "the setting surface is all" if mode == "all" else f"the caller may use no more than {most} tools"
+
+
+def _scope(caller: Caller) -> tuple[SurfaceScope, str]:
+    """Return the scope of a caller's surface, as their token states it, and the id within that scope.
+
+    A token that says nothing is a session; a caller without a token works in the data directory.
+    """
+    if caller.capability is None:
+        return "workspace", caller.acting
+    leaf = caller.capability.leaf
+    kind, _, ref = str(leaf.constraints.get(SURFACE, "session")).partition(":")
+    known = {"session": leaf.jti, "workspace": caller.acting, "tenant": caller.tenant, "peer_agent": caller.acting}
+    return cast("SurfaceScope", kind), ref or known[kind]
 
 
 def _remembered(row: stored.SurfaceRow) -> Caller:
@@ -242,5 +261,5 @@ def _links(facts: Json) -> Iterator[Link]:
             tools=tuple(ToolGrant(tool, versions) for tool, versions in one["tools"]),
             not_before=one["not_before"],
             expires=one["expires"],
-            constraints={},
+            constraints={} if one.get(SURFACE) is None else {SURFACE: one[SURFACE]},
         )

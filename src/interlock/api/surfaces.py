@@ -26,6 +26,7 @@ from interlock.api.deferred import deferred_ref
 from interlock.api.search import FoundTool, SearchAnswer
 from interlock.api.tools import Page
 from interlock.call import endpoints
+from interlock.call.capability import SURFACE
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
@@ -404,6 +405,7 @@ def facts_of(caller: Caller) -> Json:
                 "tools": [[grant.tool, grant.versions] for grant in one.tools],
                 "not_before": one.not_before,
                 "expires": one.expires,
+                "surface": one.constraints.get(SURFACE),
             }
             for one in links
         ],

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from interlock.core.errors import Failure
-from interlock.resilience.retry import Pacing, call_with_retries
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -48,6 +47,8 @@ async def retry(
     parts: Parts, version: Version, call: Callable[[float], Awaitable[Result]], *, within_s: float
 ) -> Result:
     """Make a call as often as the retry policy of its tool allows. `call` is given the deadline of each attempt."""
+    from interlock.resilience.retry import Pacing, call_with_retries  # most commands make no call
+
     observer, retried = parts.observer, parts.telemetry.metrics.retried
     deadline = parts.clock.monotonic() + within_s
     pacing = Pacing(monotonic=parts.clock.monotonic, sleep=asyncio.sleep, uniform=random.uniform)

@@ -38,6 +38,8 @@ TERMS: dict[Tier, timedelta] = {
     "cold": timedelta(days=7 * 365.25),
 }
 PART = 16 << 20
+# Times of one store are never further apart than this; those of a machine and an object store may be a little.
+DIFFERENCE = timedelta(minutes=5)
 _MANIFEST = "manifest.json"
 _TIME = "%Y%m%dT%H%M%SZ"
 _NAME = r"(hot|warm|cold)/(interlock|records|checkpoints)-(\d{8}T\d{6}Z)"
@@ -102,12 +104,12 @@ class Archive:
                     found[one.name] = one
         return sorted(found.values(), key=lambda one: (one.made, one.tier, one.kind))
 
-    async def fetch(self, target: Path, progress: _Progress | None = None) -> str:
+    async def fetch(self, target: Path, now: datetime, progress: _Progress | None = None) -> str:
         """Read what the address names, or the newest backup, into an empty directory; its name.
 
-        E3804 where anything is missing or is not what was written.
+        E3804 where anything is missing or is not what was written, E3411 where nobody knows which backup is the newest.
         """
-        name = self.chosen or await self._newest()
+        name = self.chosen or await self._newest(now)
         place = f"{self._prefix}{name}/"
         manifest = await self._bucket.get(place + _MANIFEST)
         if manifest is None:
@@ -133,8 +135,13 @@ class Archive:
         return name
 
     async def expire(self, now: datetime) -> list[Archived]:
-        """Remove what is past the term of its tier, but never the newest finished backup."""
+        """Remove what is past the term of its tier, but never the newest finished backup.
+
+        E3411, and nothing is removed, while something has the name of a time to come.
+        """
         every = await self.list()
+        if dated := [one.name for one in every if is_to_come(one.made, now)]:
+            raise to_come(dated[-1], now, "so nothing is removed")
         newest = [one for one in every if one.whole and one.kind == "interlock"][-1:]
         past = [one for one in every if now - one.made >= TERMS[one.tier] and one not in newest]
         for one in past:
@@ -144,10 +151,12 @@ class Archive:
                 await self._bucket.remove(key)
         return past
 
-    async def _newest(self) -> str:
+    async def _newest(self, now: datetime) -> str:
         whole = [one for one in await self.list() if one.whole and one.kind == "interlock"]
         if not whole:
             raise Failure("E3411", "there is no finished backup at this address", resolution="check the address")
+        if is_to_come(whole[-1].made, now):
+            raise to_come(whole[-1].name, now, "so it is not known which one is the newest")
         return whole[-1].name
 
     async def _put(self, key: str, data: bytes) -> str:
@@ -172,6 +181,21 @@ def _inside(target: Path, name: str) -> Path:
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
         raise ValueError(name)
     return target / path
+
+
+def is_to_come(made: datetime, now: datetime) -> bool:
+    """Whether a backup has the name of a time that has not come: a machine whose clock was wrong made it."""
+    return made - now > DIFFERENCE
+
+
+def to_come(name: str, now: datetime, consequence: str) -> Failure:
+    """The failure of what depends on the times of backups, one of which is of a time to come."""
+    words = f"`{name}` is dated after the present time of the store, {now:%Y-%m-%d %H:%M} UTC, {consequence}"
+    advice = (
+        "correct the clock of the machine that made it, or of this one; then remove it or move it away. To restore a"
+        " backup, name it"
+    )
+    return Failure("E3411", words, resolution=advice)
 
 
 def chosen_kind(address: str) -> Kind | None:

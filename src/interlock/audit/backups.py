@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.audit.archive import archive_at
+from interlock.audit.archive import archive_at, is_to_come, to_come
 from interlock.audit.chain import verify
 from interlock.audit.chain_verdict import ChainVerdict
 from interlock.core.errors import Failure
@@ -26,6 +26,7 @@ from interlock.core.record import NamedTuple
 from interlock.net.s3 import is_address
 from interlock.store import facts
 from interlock.store.backup import Copy, Progress, contents, copied
+from interlock.store.connection import StoreError
 from interlock.store.copying import Contents, filled
 from interlock.store.home import Home
 from interlock.store.inspection import opened
@@ -41,6 +42,8 @@ _log = logging.getLogger("interlock.background")
 # A backup that failed, or of which nobody knows the end, is tried again after this time.
 RETRY_MS = 3_600_000
 _BEGUN, _MADE, _FAILED = "backup_begun_ms", "backup_made_ms", "backup_failed_ms"
+# Why backups past their term are not removed.
+_BLOCKED = "backup_blocked"
 _NAME = expression(r"^interlock-(\d{8}T\d{6}Z)$")
 _TIME = "%Y%m%dT%H%M%SZ"
 
@@ -50,6 +53,29 @@ class Backup(NamedTuple):
 
     path: Path
     made: datetime
+
+
+class Scheduled(NamedTuple):
+    """A scheduled backup that was made. `blocked` says why those past their term could not be removed."""
+
+    place: str
+    copy: Copy
+    verdict: ChainVerdict
+    blocked: str
+
+
+def store_time(home: Home) -> datetime:
+    """The present time of the store, by which backups are named and removed.
+
+    Where there is no store that can be read, as on a machine that is to be restored, it is that of the machine.
+    """
+    try:
+        if home.made:
+            with opened(home) as reader:
+                return datetime.fromtimestamp(home.store_ms(reader) / 1000, UTC)
+    except (Failure, StoreError):
+        pass
+    return datetime.now(UTC)
 
 
 def copy_verified(
@@ -138,8 +164,12 @@ def due(transaction: Transaction, every_ms: int) -> bool:
     return True
 
 
-def note_made(transaction: Transaction) -> None:
-    """Note that the backup whose turn was taken is there."""
+def note_made(transaction: Transaction, blocked: str = "") -> None:
+    """Note that the backup whose turn was taken is there, and why others could not be removed."""
+    if blocked:
+        facts.put(transaction, _BLOCKED, blocked)
+    else:
+        facts.remove(transaction, _BLOCKED)
     facts.put(transaction, _MADE, facts.get(transaction, _BEGUN) or str(transaction.now_ms))
     facts.remove(transaction, _FAILED)
 
@@ -153,6 +183,11 @@ def last_made(reader: Reader) -> datetime | None:
     """When the turn of the last scheduled backup that was finished was taken; None where none was."""
     made = facts.get(reader, _MADE)
     return None if made is None else datetime.fromtimestamp(int(made) / 1000, UTC)
+
+
+def blocked(reader: Reader) -> str:
+    """Why the last scheduled backup removed none that is past its term; empty if nothing prevented it."""
+    return facts.get(reader, _BLOCKED) or ""
 
 
 def failing(reader: Reader, now_ms: int, every_ms: int) -> bool:
@@ -171,20 +206,28 @@ def make(
     records: Callable[[int], None] | None = None,
     *,
     credential: str = "",
-) -> tuple[str, Copy, ChainVerdict]:
-    """Make a scheduled backup and remove those past their term. Returns where it is. Blocks: run it in a thread.
+) -> Scheduled:
+    """Make a scheduled backup and remove those past their term. Blocks: run it in a thread.
 
-    `credential` is that of an object store; without it, that of the environment.
+    `now` is the store's time. `credential` is that of an object store; without it, that of the environment.
     """
     place = settings.backup_to or ""
     if is_address(place):
         made = make_archived(home, place, settings.backup_tier, now, pages, records, credential=credential)
-        asyncio.run(_expire(place, now, credential))
-        return made
+        return Scheduled(*made, asyncio.run(_expire(place, now, credential)))
     path = Path(place) / f"interlock-{now.astimezone(UTC).strftime(_TIME)}"
     copy, verdict = copy_verified(home, path, pages, records)
-    remove_expired(Path(place), settings.backup_days, now)
-    return str(path), copy, verdict
+    try:
+        remove_expired(Path(place), settings.backup_days, now)
+    except Failure as failure:
+        return Scheduled(str(path), copy, verdict, _warned(place, failure))
+    return Scheduled(str(path), copy, verdict, "")
+
+
+def _warned(place: str, failure: Failure) -> str:
+    """Log why backups past their term are not removed. The new backup counts all the same."""
+    _log.warning("backups past their term are not removed from %s: %s", place, failure.message)
+    return failure.message
 
 
 def make_archived(
@@ -209,13 +252,14 @@ def make_archived(
     return f"{address.rstrip('/')}/{name}", copy, verdict
 
 
-async def _expire(address: str, now: datetime, credential: str) -> None:
-    """Remove what is past its term from an archive. The new backup counts, whether that is possible or not."""
+async def _expire(address: str, now: datetime, credential: str) -> str:
+    """Remove what is past its term from an archive; why that is not possible."""
     try:
         async with archive_at(address, credential) as archive:
             await archive.expire(now)
     except Failure as failure:
-        _log.warning("backups past their term cannot be removed from %s: %s", address, failure.message)
+        return _warned(address, failure)
+    return ""
 
 
 def make_before(
@@ -228,7 +272,7 @@ def make_before(
 ) -> Path:
     """Make a backup before something is changed: with the scheduled ones in a folder, or beside the data directory."""
     if settings.backup_to is not None and not is_address(settings.backup_to):
-        return Path(make(home, settings, now, pages, records)[0])
+        return Path(make(home, settings, now, pages, records).place)
     path = home.path.absolute()
     path = path.with_name(f"{path.name}-before-{change}-{now.astimezone(UTC).strftime(_TIME)}")
     copy_verified(home, path, pages, records)
@@ -240,8 +284,26 @@ def made_in(folder: Path) -> list[Backup]:
     return [one for one in _named(folder) if Home(one.path).database.exists()]
 
 
+def dated_ahead(folder: Path, now: datetime) -> list[Backup]:
+    """The backups in a folder that have the name of a time to come, finished or not."""
+    return [one for one in _named(folder) if is_to_come(one.made, now)]
+
+
+def newest_in(folder: Path, now: datetime) -> Backup | None:
+    """The newest finished backup in a folder. E3411 if it has the name of a time to come."""
+    made = made_in(folder)
+    if made and is_to_come(made[-1].made, now):
+        raise to_come(made[-1].path.name, now, "so it is not known which one is the newest")
+    return made[-1] if made else None
+
+
 def remove_expired(folder: Path, days: int, now: datetime) -> list[Path]:
-    """Remove the backups that are older than so many days, finished or not, but never the newest finished one."""
+    """Remove the backups that are older than so many days, finished or not, but never the newest finished one.
+
+    E3411, and nothing is removed, while one of them has the name of a time to come.
+    """
+    if dated := dated_ahead(folder, now):
+        raise to_come(dated[-1].path.name, now, "so nothing is removed")
     newest = made_in(folder)[-1:]
     expired = [one for one in _named(folder) if now - one.made >= timedelta(days=days) and one not in newest]
     removed: list[Path] = []

@@ -124,9 +124,16 @@ class Policies:
     # Deciding
 
     def cached_for_every_call(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
-        """The cached decision for a caller and a tool that holds for every call: if no rule reads the call."""
+        """The cached decision for a caller and a tool that holds for every call: if no rule reads the call.
+
+        If it is time to check the files, this does it. All calls of one turn of the loop would miss the cache
+        otherwise, because none of them decides in another way before all have asked here.
+        """
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._look()
+            self._looked_at = now
         loaded = self._loaded
-        if loaded is None or now - self._looked_at >= LOOK_EVERY_S:
+        if loaded is None:
             return None
         cached = loaded.memory.for_every_call.get((caller, digest))
         if cached is None:

@@ -35,6 +35,9 @@ MOST = 100  # entries in any list of a link
 LONGEST_RANGE = 64
 MOST_VERSIONS = 8  # named in one range: the cost of a check is bounded for every token
 DEEPEST = 8  # links in a chain
+# The constraint that says for which tenant, task, turn, skill or peer agent a token was issued. It limits no call: the
+# token has a surface of its own, and the surface tells it as its scope.
+SURFACE = "surface"
 
 CLASSES = ("read_only", "write_reversible", "write_irreversible")  # from the weakest to the strongest
 
@@ -49,6 +52,7 @@ _UNSEEN = expression("[\x00-\x20\x7f-\x9f\\\\]")
 _JTI = expression(r"[A-Za-z0-9_.:/~+=-]{1,256}\Z")
 _DID = expression(r"did:[a-z0-9]+:[A-Za-z0-9._:%-]*[A-Za-z0-9._%-]\Z")
 _ENVIRONMENT = expression(r"[a-z0-9][a-z0-9_.-]{0,63}\Z")
+_SURFACE = expression(r"(tenant|workspace|session|peer_agent|(task|turn|skill|peer_agent):[!-~]{1,200})\Z")
 
 
 AS_ABOVE = ""  # the range of a grant that names none: whatever the link above it allows
@@ -118,7 +122,8 @@ class Capability:
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", any(link.resources is not None for link in self.links))
         bounds = [link.constraints for link in self.links]
-        object.__setattr__(self, "constrained", any(bounds))
+        limited = any(name != SURFACE for one in bounds for name in one)
+        object.__setattr__(self, "constrained", limited)
         object.__setattr__(self, "capped", any("max_cost" in one for one in bounds))
         grants = [grant for link in self.links for grant in link.tools]
         object.__setattr__(self, "narrows", any(grant.versions != "*" for grant in grants))
@@ -171,6 +176,8 @@ def widenings(parent: Link, child: Link) -> list[str]:
     more += [_beyond(grant, parent) for grant in child.tools if not _within(grant, parent.tools)]
     more += _resource_widenings(parent.resources, child.resources)
     for name, bound in parent.constraints.items():
+        if name == SURFACE:
+            continue
         if name not in child.constraints:
             more.append(f"the constraint `{name}` is left out")
         elif not _tightens(name, bound, child.constraints[name]):
@@ -470,11 +477,16 @@ def _is_environments(value: Any) -> bool:
     return 0 < len(names) <= MOST and all(_matches(_ENVIRONMENT, name) for name in names)
 
 
+def _is_surface(value: Any) -> bool:
+    return _matches(_SURFACE, value)
+
+
 _CONSTRAINTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_uses": (_is_count, "a whole number from 1"),
     "max_cost": (_is_amount, "a number from 0"),
     "mutation_class": (_is_class, f"one of {', '.join(CLASSES)}"),
     "environments": (_is_environments, "a list of names in a-z, 0-9 and _.-"),
+    SURFACE: (_is_surface, "task:ID, turn:ID, skill:ID, peer_agent, peer_agent:ID, session, workspace or tenant"),
 }
 
 

@@ -71,6 +71,9 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
     "operations": Endpoint("interlock.doors.operations", pages={"metrics": ("Metrics", "/metrics")}),
 }
 
+# How many seconds calls in flight have to end when a server ends, unless `--drain-timeout` says otherwise.
+DRAIN_S: Final = 30
+
 # How callers that come through no endpoint write an idempotency key.
 _LOCAL_KEYS: Final = {"cli": "--key order-17", "library": 'key="order-17"'}
 

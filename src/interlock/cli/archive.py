@@ -45,7 +45,7 @@ def list_(out: Output, /, address: str) -> int:
 
     _check(address)
     with out.working(f"looking at {address} …"):
-        found = asyncio.run(list_archived(address))
+        found = asyncio.run(list_archived(out.session.path, address))
 
     def show(page: Page) -> None:
         if not found:
@@ -118,7 +118,10 @@ def _answer_records(out: Output, document: Json) -> int:
 def expire(out: Output, /, address: str) -> int:
     """Remove what is past the term of its tier: hot 1 hour, warm 90 days, cold 7 years.
 
-    The newest finished backup is never removed. Run it by schedule, with credentials that may remove objects.
+    The newest finished backup is never removed. Run it by schedule, with a credential that may remove objects. If that
+    of the setting archive_secret may not, name another one in INTERLOCK_ARCHIVE_SECRET, or none for the environment's.
+    The time is that of the store, if the data directory has one. Nothing is removed while something is dated in the
+    future.
 
     \b
     interlock archive expire s3://backups/interlock
@@ -129,7 +132,7 @@ def expire(out: Output, /, address: str) -> int:
 
     _check(address)
     with out.working(f"removing what is past its term at {address} …"):
-        removed = asyncio.run(remove(address))
+        removed = asyncio.run(remove(out.session.path, address))
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD

@@ -32,8 +32,9 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
     Without DIRECTORY it goes to the place of the scheduled backups (the setting backup_to), under the present time;
     those that are past their term are removed.
 
-    DIRECTORY may be an address s3://BUCKET/PREFIX. What is written there is read back and compared. Credentials are
-    those of the environment (AWS_ACCESS_KEY_ID and so on; AWS_ENDPOINT_URL for a store that is not Amazon's).
+    DIRECTORY may be an address s3://BUCKET/PREFIX. What is written there is read back and compared. The credential is
+    the one that the setting archive_secret names, or else that of the environment (AWS_ACCESS_KEY_ID and so on).
+    AWS_ENDPOINT_URL names a store that is not Amazon's.
     interlock archive expire removes it after the term of its tier: hot 1 hour, warm 90 days, cold 7 years.
 
     \b
@@ -91,7 +92,9 @@ def restore(out: Output, /, place: str | None, *, drill: bool) -> int:
     where = place or newest(out.session.path)
     if not is_address(where) and not Path(where).is_dir():
         raise click.UsageError(f"there is no directory `{where}`")
-    with fetched(where, lambda done, total: out.progress("reading", 100 * done / max(total, 1))) as directory:
+    with fetched(
+        out.session.path, where, lambda done, total: out.progress("reading", 100 * done / max(total, 1))
+    ) as directory:
         return _drill(out, directory) if drill else _restore(out, directory, place or "")
 
 

@@ -86,7 +86,8 @@ def up(out: Output, /, *, dry_run: bool, directory: Path | None) -> int:
 
     The migrations run in one transaction: if one fails, nothing has changed. A store in a file is backed up first, and
     no process may run on it. Of a store on PostgreSQL no backup is made: use your server's, or run interlock backup
-    before. Processes that can work on the new schema may go on running.
+    before. Processes that can work on the new schema may go on running. In an empty database on PostgreSQL the tables
+    are made.
 
     \b
     interlock migrate up

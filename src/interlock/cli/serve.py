@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock._version import __version__
-from interlock.call.endpoints import ENDPOINTS, addresses, default_ports
+from interlock.call.endpoints import DRAIN_S, ENDPOINTS, addresses, default_ports
 from interlock.cli.command import TOKEN, refuse_token, without_home
 from interlock.cli.environment import prepare_server
 from interlock.cli.output import Output
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PORT = click.IntRange(0, 65535)
+_DRAINS = click.IntRange(0, 86_400)
 _DELAY = "Behind a load balancer: after SIGTERM, go on serving for so long while /ready says no."
+_DRAIN = "After SIGTERM, the time that calls in flight have to end before they are cut off."
 
 
 def _ports(command: Callable[..., None]) -> Callable[..., None]:
@@ -64,6 +66,7 @@ def _ports(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--bare", is_flag=True, help="On an empty data directory, do not add the demonstration tools.")
 @click.option("--token/--no-token", "shows_token", default=None, help="Print a token [default: only to a terminal].")
 @click.option("--shutdown-delay", type=click.FloatRange(0, 3600), default=0, metavar="SECONDS", help=_DELAY)
+@click.option("--drain-timeout", type=_DRAINS, default=DRAIN_S, show_default=True, metavar="SECONDS", help=_DRAIN)
 @click.option("--stdio", is_flag=True, help="Speak MCP on stdin and stdout instead, for clients that start servers.")
 @without_home
 def serve(out: Output, /, **given: Any) -> int:
@@ -150,6 +153,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
         certificate=given["cert"],
         key=given["key"],
         names=given["names"],
+        drain_s=given["drain_timeout"],
         origins=[one.rstrip("/") for one in given["origins"]],
         public_url=None if given["public_url"] is None else given["public_url"].rstrip("/"),
     )
@@ -172,7 +176,8 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
             await _leave_balancers(server, ended, given["shutdown_delay"])
             _end_sooner_on_the_next(server)
             if not out.as_json:
-                out.page(error=True).line("ending: calls in flight are finished first …")
+                words = f"ending: calls in flight have {listening.drain_s} s to finish …"
+                out.page(error=True).line(words)
     return 0
 
 
@@ -243,7 +248,6 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
     from interlock.api.service import Service
     from interlock.core.collector import collect_seldom, exempt_loaded_modules
     from interlock.core.errors import Failure
-    from interlock.doors.listening import DRAIN_S
     from interlock.doors.opening import open_stdio
 
     token = os.environ.get(TOKEN)
@@ -264,7 +268,7 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
         await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
             # Calls in flight are finished first, and answered: the client may still be listening.
-            await door.drain(DRAIN_S)
+            await door.drain(given["drain_timeout"])
             await asyncio.sleep(_FLUSH_S)
             serving.cancel()
         asked.cancel()

@@ -74,6 +74,11 @@ _NARROWING = (
         help="The strongest kind of tool it may call.",
     ),
     click.option("--environment", "environments", multiple=True, metavar="E", help="Where it is valid; repeat."),
+    click.option(
+        "--surface",
+        metavar="FOR",
+        help="What its surface is for: task:ID, turn:ID, skill:ID, peer_agent[:ID], tenant.",
+    ),
 )
 
 
@@ -85,7 +90,8 @@ def _narrowing(command: F) -> F:
 
 def _narrowed(given: Json) -> Json:
     """The options that narrow a token, as api and the REST endpoint take them."""
-    limits = {name: given[name] for name in ("max_uses", "max_cost", "mutation_class") if given[name] is not None}
+    names = ("max_uses", "max_cost", "mutation_class", "surface")
+    limits = {name: given[name] for name in names if given[name] is not None}
     if given["environments"]:
         limits["environments"] = list(given["environments"])
     return {"tools": given["tools"], "resources": list(given["resources"]) or None, "constraints": limits or None}

@@ -262,6 +262,12 @@ def _content(path: Path) -> bytes:
     show_default=True,
     help="Follow its tasks for every client, or let it make tasks only for clients that take tasks themselves.",
 )
+@click.option(
+    "--conversations-per-caller",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help="The most conversations of their own that one caller may have open [default: 8 by command, 64 by URL].",
+)
 @_adding("mcp")
 def add_mcp(
     where: tuple[str, ...],
@@ -272,6 +278,7 @@ def add_mcp(
     logs: bool | None,
     apps: bool,
     tasks: str,
+    conversations_per_caller: int | None,
 ) -> Json:
     """A Model Context Protocol server: the command that starts it, or its address."""
     config: Json = {} if protocol == "auto" else {"protocol": protocol}
@@ -279,6 +286,8 @@ def add_mcp(
     config |= {} if logs is None else {"logs": logs}
     config |= {"apps": True} if apps else {}
     config |= {} if tasks == "follow" else {"tasks": tasks}
+    if conversations_per_caller is not None:
+        config["conversations_per_caller"] = conversations_per_caller
     if len(where) == 1 and where[0].startswith(("http://", "https://")):
         return {"url": where[0], **config}
     if any(not one.partition("=")[1] for one in env):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 
-# Requests leave next to no cycles behind, and with many in flight the usual 700 objects are those of a few of them:
-# the collector would walk them all the time and find nothing.
-_THRESHOLDS = (4_000, 50, 100)
+# Requests leave next to no cycles behind, and the usual 700 objects are those of a few requests in flight: the
+# collector would walk them all the time and find nothing. A write has about 110, and 128 writes may run at once.
+_THRESHOLDS = (20_000, 50, 100)
 
 
 def collect_seldom() -> None:

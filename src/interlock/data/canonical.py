@@ -323,6 +323,11 @@ def tenant_secret(home: bytes, tenant: str) -> bytes:
     return hmac.new(home, b"tenant:" + _delimited((tenant,)), hashlib.sha256).digest()
 
 
+def purpose_secret(home: bytes, purpose: str) -> bytes:
+    """Derive a key for something else than idempotency keys. It reveals neither the home's secret nor a tenant's."""
+    return hmac.new(home, b"purpose:" + _delimited((purpose,)), hashlib.sha256).digest()
+
+
 def _delimited(parts: tuple[str, ...]) -> bytes:
     text = "".join([f"{len(part)}:{part}" for part in parts])
     if text.isascii():

@@ -7,11 +7,10 @@ from dataclasses import field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from interlock.call.endpoints import default_ports
+from interlock.call.endpoints import DRAIN_S, default_ports
 from interlock.core.record import dataclass
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-DRAIN_S = 30
 
 
 @dataclass(frozen=True, slots=True)

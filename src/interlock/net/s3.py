@@ -38,6 +38,11 @@ def is_address(place: str) -> bool:
     return place.startswith("s3://")
 
 
+def has_credentials(environment: Mapping[str, str]) -> bool:
+    """Whether the environment has credentials for the object store."""
+    return bool(environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY"))
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """The address of the S3 service, and the credentials that requests are signed with."""
@@ -61,8 +66,8 @@ class Account:
             session = ""
         if not key_id or not secret:
             advice = (
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of this command; a server takes the"
-                " setting archive_secret"
+                "name a stored credential in the setting archive_secret, or set AWS_ACCESS_KEY_ID and"
+                " AWS_SECRET_ACCESS_KEY in the environment of this command"
             )
             if credential:
                 advice = "store it as KEY_ID:SECRET with interlock secrets set"

@@ -155,7 +155,14 @@ def prefer_cheaper(candidates: Sequence[Candidate], *, asked: bool) -> tuple[lis
         f"{best.tool} at {best.cost:g} instead of {first.tool} at {first.cost:g}: saves {first.cost - best.cost:g} a"
         f" call, for {first.expected - best.expected:+.3f} of expected success"
     )
-    return chosen, Stage("cost", before, _names(chosen), why)
+    trade: Json = {
+        "chosen": best.tool,
+        "instead_of": first.tool,
+        "cost": best.cost,
+        "saved": round(first.cost - best.cost, 9),
+        "expected_success": round(best.expected - first.expected, 4),
+    }
+    return chosen, Stage("cost", before, _names(chosen), why, {"trade": trade})
 
 
 def prefer_faster(

@@ -13,13 +13,13 @@ known; other threads read the rest. `caught_up` and `look` wait for a read of th
     thread   epochs ─ changed? ─ load ─┐                    epochs ─ not changed ─ fresh_until moves on
     loop                               └ apply, fresh_until moves on
 
-A cache compares the time with `fresh_until` before it answers, and calls `catch_up` if that has passed. When the store
-cannot be read, caches go on with what they know for `max_stale_s` seconds since the last read, and then refuse
-(E3801). They refuse at once where an epoch is known to have changed and its family cannot be loaded. The next read that
-succeeds ends this. A database that was removed, or replaced by another file, counts as one that cannot be read: the
-open file would still show what was there.
+A cache compares the time with `fresh_until` before it answers, and calls `catch_up` if that has passed. While the
+thread reads, and when the store cannot be read, caches go on with what they know for `max_stale_s` seconds since the
+last read, and then refuse (E3801). They refuse at once where an epoch is known to have changed and its family cannot be
+loaded. The next read that succeeds ends this. A database that was removed, or replaced by another file, counts as one
+that cannot be read: the open file would still show what was there.
 
-INVARIANT: `fresh_until` moves on only after every cache has taken over all that was read.
+INVARIANT: a read counts as the last one only after every cache has taken over all that was read.
 """
 
 from __future__ import annotations
@@ -222,11 +222,13 @@ class ChangeReader:
                 self._deliver(read)
                 return True
             known = now - self._read_at < self._max_stale_s
-        if failure is not None:
-            if not known:
-                raise failure
-            # Asked again soon, but not by every call.
+        if known:
+            # Asked again soon, but not by every call: a call that finds something fresh takes less time.
             self.fresh_until = min(now + FRESH_S, self._read_at + self._max_stale_s)
+            if self._read_at == _NEVER:  # the thread has found by now that what is known cannot be trusted
+                self.fresh_until = _NEVER
+        elif failure is not None:
+            raise failure
         return known
 
     async def _wait_for(self, done: Callable[[], bool]) -> None:

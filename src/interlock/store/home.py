@@ -29,7 +29,8 @@ from interlock.store.instance import Instance, held
 from interlock.store.journal_connection import apply_log, connect, connected, extend_log, for_journal
 from interlock.store.lock_board import Board, FileBoard
 from interlock.store.port import Listener, Reader
-from interlock.store.schema_version import APPLICATION_ID, is_known, refuse_running
+from interlock.store.schema_version import APPLICATION_ID, is_known, refuse_changed, refuse_running
+from interlock.store.timekeeping import StoreTime
 from interlock.store.turns import Turns
 
 if TYPE_CHECKING:
@@ -188,6 +189,10 @@ class Home:
         """The time now, by the clock that processes go by. `reader` is a connection to the store."""
         return Clock().now_ms()
 
+    def store_ms(self, reader: Reader) -> int:
+        """The store's time now, as the next transaction would have it. `reader` is a connection to the store."""
+        return StoreTime(Clock(), reader).read()
+
     def epochs(self, reader: Reader) -> Epochs:
         """All epochs at this moment."""
         return epochs.read(reader)
@@ -273,7 +278,7 @@ class Home:
             yield connection
 
     def still_known(self, reader: Reader) -> None:
-        """Refuse (E3805) a home that somebody has migrated since it was opened; asked once this process shows life.
+        """Refuse (E3804, E3805) a schema that was changed since it was opened; asked once this process shows life.
 
         `reader` is a connection of the process that is in no transaction.
         """
@@ -281,7 +286,7 @@ class Home:
         # either it finds this process's sign of life and leaves the schema alone, or what it has made is seen here.
         with open(self.path / "migrate.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
-            is_known(reader)
+            refuse_changed(reader)
 
     def runs(self, owner: str) -> bool:
         """Whether the process with this instance id lives."""

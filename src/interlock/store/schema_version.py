@@ -44,3 +44,16 @@ def is_known(reader: Reader) -> bool:
     if row is None or row[0] > SCHEMA_HEAD:
         raise Failure("E3805", f"the store has schema {schema}; this program knows up to {SCHEMA_HEAD}")
     return True
+
+
+def refuse_changed(reader: Reader) -> None:
+    """Refuse a store whose schema was changed since this program found it to be one that it can work on.
+
+    A newer one that it cannot work on is refused with E3805, an older one, whose last migration was undone, with E3804.
+    """
+    if not is_known(reader):
+        raise Failure(
+            "E3804",
+            "the schema of the store was changed while this process opened it: its last migration was undone",
+            resolution="run the version before, or run this again to apply the migration anew",
+        )

@@ -30,6 +30,7 @@ def _server(home: Home, reader: Reader) -> Iterator[Finding]:
         yield Finding("store", "broken", pooler.WORDS, pooler.ADVICE)
     elif mode is not None:
         yield Finding("store", "good", "reached through a connection pooler in session mode")
+    yield _connections(home, reader)
     for right in missing_rights(reader):
         what = f"the role of this process lacks the right {right}"
         yield Finding("store", "broken", what, "grant it, as the owner of the tables")
@@ -42,6 +43,22 @@ def _server(home: Home, reader: Reader) -> Iterator[Finding]:
         return
     what = f"PostgreSQL {version}; the role of this process owns the journal, and only triggers protect it"
     yield Finding("store", "attention", what, "give processes a role of their own: the settings store and store_admin")
+
+
+def _connections(home: Home, reader: Reader) -> Finding:
+    """Whether the server allows the connections that the processes on the store need. They open some of them late."""
+    from interlock.store.postgres.layout import CONNECTIONS, connections_allowed
+
+    running, allowed = home.alive(), connections_allowed(reader)
+    wanted, room = CONNECTIONS * max(running, 1), allowed // CONNECTIONS
+    what = f"the database server allows {allowed:,} connections, enough for {room:,} processes; {running:,} run now"
+    if wanted <= allowed:
+        return Finding("store", "good", what)
+    advice = (
+        f"allow {wanted:,} at least, {CONNECTIONS} for each process: max_connections of the server, or the connection"
+        " limit of the database or of the role; or run fewer processes"
+    )
+    return Finding("store", "attention", what, advice)
 
 
 def _vectors(home: Home, reader: Reader) -> Iterator[Finding]:

@@ -101,9 +101,9 @@ def check_backups(home: Home) -> Iterator[Finding]:
 
     A folder is read. For an object store, the time of the last backup is read from the database.
     """
-    from datetime import UTC, datetime, timedelta
+    from datetime import timedelta
 
-    from interlock.audit.backups import RETRY_MS, last_made, made_in
+    from interlock.audit.backups import RETRY_MS, blocked, dated_ahead, last_made, made_in, store_time
     from interlock.net.s3 import is_address
     from interlock.store.inspection import opened
     from interlock.store.shared_config import settings_of
@@ -111,20 +111,26 @@ def check_backups(home: Home) -> Iterator[Finding]:
     settings = settings_of(home).settings
     if settings.backup_to is None:
         return
+    now, held = store_time(home), ""
     if is_address(settings.backup_to):
         if home.new:
             return
         with opened(home) as reader:
-            newest = last_made(reader)
+            newest, held = last_made(reader), blocked(reader)
         count = ""
     else:
         made = made_in(Path(settings.backup_to))
+        for one in dated_ahead(Path(settings.backup_to), now):
+            held = f"{one.path} is dated after the present time of the store"
         newest, count = made[-1].made if made else None, f"{len(made):,} in "
     if newest is None:
         advice = "a running server makes one; interlock backup makes one now"
         yield Finding("backups", "attention", f"none in {settings.backup_to} yet", advice)
         return
-    age = datetime.now(UTC) - newest
+    if held:
+        advice = "correct the clock of the machine that made it, or of this one; then remove the backup or move it away"
+        yield Finding("backups", "attention", f"backups past their term are not removed: {held}", advice)
+    age = now - newest
     late = age > timedelta(milliseconds=settings.backup_every_ms + RETRY_MS)
     advice = "read the log of the server, or make one now: interlock backup" if late else ""
     what = f"{count}{settings.backup_to}, the newest {age.total_seconds() / 3600:,.1f} hours old"

@@ -24,7 +24,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from interlock.api import surface_view
 from interlock.api.service import Service
-from interlock.api.tools import Version
+from interlock.api.tools import DEFAULT_LIMIT, Version
 from interlock.call.context import Caller
 from interlock.call.events import Event
 from interlock.call.results import Result
@@ -235,7 +235,7 @@ class Servicer:
     async def discover(self, request: wire.DiscoverRequest, caller: Caller, _: Rpc) -> wire.DiscoverResponse:
         if request.page_size < 0:
             raise Failure("E3004", "`page_size` must be 0 or more")
-        limit = min(request.page_size or PAGE, LARGEST_PAGE)
+        limit = min(request.page_size or (DEFAULT_LIMIT if request.query else PAGE), LARGEST_PAGE)
         surfaces = self._service.surfaces
         if request.query:
             found, loaded, deferred = await surfaces.search_at(request.query, caller, DOOR, limit, request.by or "both")

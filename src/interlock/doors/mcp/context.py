@@ -20,9 +20,12 @@ from interlock.doors.mcp.calling import Fault, no_trace
 if TYPE_CHECKING:
     from mcp.server.connection import Connection
 
+    from interlock.doors.mcp.session_ids import Session
+
 Context = ServerRequestContext[Any, Any]
 LONGEST_ADDRESS = 2048
 CALLER = "interlock.caller"  # where the entrance leaves the caller in a request's scope
+SESSION = "interlock.session"  # and the session of a client of the handshake era
 
 
 def connection(ctx: Context) -> Connection:
@@ -40,10 +43,23 @@ def meta(ctx: Context) -> Mapping[str, Any]:
     return (ctx.params or {}).get("_meta") or {}
 
 
+def session_of(ctx: Context) -> Session | None:
+    """The session of a request of the handshake era over HTTP; None for any other, and for one that opens a session."""
+    return None if ctx.request is None else ctx.request.scope.get(SESSION)
+
+
+def session_id(ctx: Context) -> str | None:
+    """The id of a session as its client knows it. The SDK has another id for it."""
+    session = session_of(ctx)
+    if session is not None:
+        return session.name
+    return None if ctx.request is None else ctx.request.headers.get("mcp-session-id")
+
+
 def native_ids(ctx: Context) -> dict[str, Any]:
     """By which ids a client knows its request."""
     ids = {"jsonrpc_request_id": native_id(ctx.request_id), "mcp_protocol_version": ctx.protocol_version}
-    session: str | None = None if ctx.request is None else ctx.request.headers.get("mcp-session-id")
+    session = session_id(ctx)
     return ids if session is None else {**ids, "mcp_session_id": native_id(session)}
 
 
@@ -56,7 +72,7 @@ def request_identity(ctx: Context, stdio_session: str) -> str | None:
     if ctx.request is not None:
         if ctx.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
             return None
-        session = ctx.request.headers.get("mcp-session-id") or ""
+        session = session_id(ctx) or ""
     if not session or ctx.request_id is None:
         return None
     # A text and a number of the same digits are two ids.

@@ -11,13 +11,14 @@ from typing import Any
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ServerMessageMetadata
+from mcp_types import methods
 from pydantic import ValidationError
 
 from interlock.call.connector import ALONE, Interaction
 from interlock.call.mcp import LOG_LEVEL, Listening
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.doors.mcp.context import Context, connection, meta
+from interlock.doors.mcp.context import Context, connection, meta, session_of
 from interlock.doors.mcp.modern import MODERN
 
 # What is heard of a call under way: progress, or a message of the log. None: it has ended.
@@ -73,17 +74,31 @@ def interaction(ctx: Context) -> Interaction | None:
 
 async def _ask(ctx: Context, method: str, params: Json) -> Json:
     """Put an upstream's question to the client of this call; a Failure if it has no answer to it."""
-    metadata = ServerMessageMetadata(related_request_id=ctx.request_id)
     kind, expected = QUESTIONS[method]
     try:
         asked = kind.model_validate({"method": method, "params": params}, by_name=False)
-        answer = await ctx.session.send_request(asked, expected, metadata=metadata)
+        answer = await _answer_to(ctx, asked, expected)
     except MCPError as error:
         words = f"the client answered with an error: {error.error.message[:_LONGEST]}"
         raise Failure("E3411", words, details={"code": error.error.code}) from error
     except ValidationError as error:
         raise Failure("E3411", "the question or the client's answer to it is malformed") from error
     return answer.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+async def _answer_to(ctx: Context, asked: types.ServerRequest, expected: type[types.Result]) -> types.Result:
+    """The client's answer. Over HTTP it may reach another server on the store, which must see that it is none of its
+    own: the SDK counts its requests, and the same number is asked twice.
+    """
+    session = session_of(ctx)
+    if session is None:
+        metadata = ServerMessageMetadata(related_request_id=ctx.request_id)
+        return await ctx.session.send_request(asked, expected, metadata=metadata)
+    sent = asked.model_dump(by_alias=True, mode="json", exclude_none=True)
+    channel = ctx.session._request_outbound  # pyright: ignore[reportPrivateUsage]
+    answer = await channel.send_raw_request(asked.method, sent.get("params"), {"request_id": session.question()})
+    methods.validate_client_result(asked.method, ctx.protocol_version, answer)
+    return expected.model_validate(answer, by_name=False)
 
 
 async def with_news(ctx: Context, making: Coroutine[Any, Any, Json], news: News) -> Json:

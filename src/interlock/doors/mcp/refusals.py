@@ -72,6 +72,16 @@ def method_not_served() -> Failure:
     return Failure("E3004", words, resolution=help_with)
 
 
+def asked_elsewhere() -> Failure:
+    """The refusal of an answer to a question that another server asked."""
+    return Failure(
+        "E3411",
+        "another server asked this question, so this one cannot take the answer",
+        resolution="let the load balancer send requests with the same `Mcp-Session-Id` to the same server, or use"
+        " protocol version 2026-07-28",
+    )
+
+
 def _refusal(status: int, body: bytes) -> bytes | None:
     """The body of a refusal, with the envelope; None where it needs none."""
     if status < HTTPStatus.BAD_REQUEST and b'"error"' not in body:

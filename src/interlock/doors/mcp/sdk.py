@@ -40,7 +40,7 @@ from interlock.doors.mcp.handlers import Handlers
 from interlock.doors.mcp.modern import MODERN
 from interlock.doors.mcp.refusals import Enveloped
 from interlock.doors.mcp.sessions import Sessions
-from interlock.http.asgi import Disconnected, Message, Receive, Send, header, read_body, read_with, refuse, replay
+from interlock.http.asgi import Disconnected, Message, Receive, Send, header, read_body, read_with, refuse
 
 if TYPE_CHECKING:
     from interlock.api.mcp_names import Names
@@ -97,7 +97,7 @@ class Sdk:
             max_request_body_size=max_body,
             session_idle_timeout=service.app.settings.mcp_session_idle_s,
         )
-        self.sessions = Sessions(self._manager.handle_request, service.app.settings.max_mcp_sessions)
+        self.sessions = Sessions(self._manager.handle_request, service.app)
 
     # Running
 
@@ -142,6 +142,7 @@ class Sdk:
         if scope["method"] not in _SERVED:
             await refusals.refuse(send, 405, refusals.method_not_served(), (b"allow", ", ".join(_SERVED).encode()))
             return
+        body = b""
         if scope["method"] == "POST":
             try:
                 # The SDK refuses another media type and a large body in forms of its own, so these are found before.
@@ -157,7 +158,6 @@ class Sdk:
             except Failure as failure:
                 await refusals.refuse(send, 400, failure)
                 return
-            receive = replay(body, receive)
         # A session of the handshake era answers only to the client that opened it: for the SDK, the user of the scope.
         token = AccessToken(token="", client_id=f"{caller.tenant}/{caller.id}", subject=caller.acting, scopes=[])
         # Blanks around a value are no part of it, and not every HTTP server takes them away.
@@ -165,7 +165,8 @@ class Sdk:
         named = {**scope, "headers": headers, CALLER: caller, "user": AuthenticatedUser(token)}
         if header(named, b"mcp-method") == "tools/call":
             await self._handlers.look_up(decode_header_value(header(named, b"mcp-name")))
-        await self.sessions.handle(f"{caller.tenant}/{caller.id}", named, receive, Enveloped(send))
+        by = f"{caller.tenant}/{caller.id}"
+        await self.sessions.handle(by, caller.acting, named, receive, Enveloped(send), body)
 
     # The opinions that the route asks for, so that it judges as the SDK does
 

@@ -30,7 +30,7 @@ from interlock.store.postgres.lock_board import PostgresBoard
 from interlock.store.postgres.notices import SEND, Listener
 from interlock.store.postgres.pooler import refuse_shared_sessions
 from interlock.store.postgres.server_time import ServerTime
-from interlock.store.schema_version import is_known, refuse_running
+from interlock.store.schema_version import is_known, refuse_changed, refuse_running
 
 if TYPE_CHECKING:
     import os
@@ -215,6 +215,9 @@ class PostgresHome(Home):
         self._time.learn(now_ms, asked_at)
         return now_ms
 
+    def store_ms(self, reader: Reader) -> int:
+        return self.now_ms(reader)
+
     def epochs(self, reader: Reader) -> Epochs:
         asked_at = self._time.uptime()
         *found, now_ms = reader.one(_EPOCHS)
@@ -275,7 +278,7 @@ class PostgresHome(Home):
             connection.execute("SET lock_timeout = 0")
             connection.execute("BEGIN")
             connection.execute(f"SELECT pg_advisory_xact_lock_shared({schema.MIGRATING})")
-            is_known(connection)
+            refuse_changed(connection)
             connection.execute("COMMIT")
 
     # Signs of life

@@ -8,6 +8,11 @@ from typing import Any
 from interlock.store.compared import COMPARED
 from interlock.store.port import Reader
 from interlock.store.postgres.schema import FUNCTIONS, LEDGER, TRIGGERS, Function, Trigger
+from interlock.store.readers import THREADS
+
+# The most connections that a process has at once for as long as it runs: the writer and the reader of the journal, the
+# reader of changes, the listener, the lease, the lock board, and one per thread for long reads.
+CONNECTIONS = 6 + THREADS
 
 _TABLES = """
 SELECT relname::text, relkind::text, relrowsecurity
@@ -71,6 +76,16 @@ FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'journal'
 """
 
 
+_CONNECTIONS = """
+SELECT least(
+    current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
+        - coalesce(current_setting('reserved_connections', true), '0')::bigint,
+    nullif((SELECT datconnlimit FROM pg_database WHERE datname = current_database()), -1),
+    nullif((SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user AND NOT rolsuper), -1)
+)
+"""
+
+
 _MISSING = """
 SELECT tablename::text, wanted FROM pg_tables,
     unnest(CASE WHEN tablename = 'segment' OR tablename = 'alembic_version' THEN ARRAY['SELECT']
@@ -103,6 +118,11 @@ def unsafe_settings(reader: Reader) -> list[str]:
 
 
 _UNSAFE = "SELECT name FROM unnest(ARRAY['fsync', 'full_page_writes']) AS name WHERE current_setting(name) = 'off'"
+
+
+def connections_allowed(reader: Reader) -> int:
+    """The connections that processes may have on this database, without those that the server reserves."""
+    return int(reader.one(_CONNECTIONS)[0])
 
 
 def departures(reader: Reader) -> Iterator[str]:

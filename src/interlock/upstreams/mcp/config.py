@@ -25,7 +25,8 @@ class McpConfig(ConfigPart):
     `tasks`: whether tasks of the server are followed for every client (`follow`), or the server may make tasks only of
     the calls of clients that take tasks themselves (`relay`); it then refuses calls of other clients that need a task.
     `send_caller`: whether each call says for whom it is made, in its `_meta` and, by `url`, in headers; by default, a
-    program of one's own and a server on one's own networks (`allow_private`) are told.
+    program of one's own and a server on one's own networks (`allow_private`) are told. `conversations_per_caller`: how
+    many conversations of their own one caller may have open; by default 8 by `command` and 64 by `url`.
     """
 
     command: tuple[str, ...] = ()
@@ -40,6 +41,7 @@ class McpConfig(ConfigPart):
     logs: bool | None = None
     apps: bool = False
     tasks: Literal["follow", "relay"] = "follow"
+    conversations_per_caller: int | None = pydantic.Field(None, ge=1, le=256)
     allow_private: bool = False
     tls: Tls = Tls()
     max_response_bytes: int = pydantic.Field(MAX_BYTES, ge=1, le=1_073_741_824)

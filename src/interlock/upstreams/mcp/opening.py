@@ -44,10 +44,15 @@ class Conversation:
     number: int = 0
 
     @property
+    def owner(self) -> tuple[str, ...]:
+        """The tenant and the id of the caller whose it is; empty for one that callers share."""
+        return () if self.caller is None else (self.caller.tenant, self.caller.id)
+
+    @property
     def key(self) -> str:
         """Its key, without the secrets that opened it; empty for the shared one."""
         one = self.caller
-        owner = None if one is None else [one.tenant, one.id, one.acting]
+        owner = None if one is None else [*self.owner, one.acting]
         if not self.lent and owner is None:
             return ""
         facts = [self.lent, self.capabilities, self.level, owner, self.handshake, self.client, self.number]

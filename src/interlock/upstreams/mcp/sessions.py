@@ -16,7 +16,7 @@ client of each question is known:
     over pipes                          each call has a process; with `PER_CALLER` processes in use, calls wait. The
                                         clients of a caller use the same ones, because processes cost more
 
-All of them are bounded in number and closed when they were not used for a while.
+All of them are bounded in number, together and for each caller, and closed when they were not used for a while.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ _log = logging.getLogger("interlock.upstreams.mcp")
 
 MAX_SESSIONS = 32
 MAX_SESSIONS_BY_URL = 256  # these cost no process
+# Of these, the most that one caller may have open, unless the configuration sets another number.
+MAX_OF_ONE = 8
+MAX_OF_ONE_BY_URL = 64
 PER_CALLER = 4
 PER_CALLER_BY_URL = 16
 IDLE_S = 300.0
@@ -106,6 +109,9 @@ class Sessions:
         self._alert = alert or self._complain
         self._restarts = (restarts or Restarts()) if config.command else None
         self._slots: OrderedDict[str, Supervisor[Session]] = OrderedDict()
+        self._owners: dict[str, tuple[str, ...]] = {}
+        preset = MAX_OF_ONE if config.url is None else MAX_OF_ONE_BY_URL
+        self._most_of_one = config.conversations_per_caller or preset
         self._closing: set[asyncio.Task[None]] = set()
         self._lanes: dict[str, _Lanes] = {}
         # Whether a server of the modern era may speak the handshake era too.
@@ -122,7 +128,7 @@ class Sessions:
         slot = self._slots.get(key)
         if slot is None:
             self._close_idle()
-            self._make_room()
+            self._make_room(wanted.owner)
 
             async def start() -> Session:
                 session = await self.opener.open(key, wanted)
@@ -131,7 +137,7 @@ class Sessions:
                 return session
 
             slot = Supervisor(start, clock=self._clock, restarts=self._restarts, alert=self._alert, name=self._name)
-            self._slots[key] = slot
+            self._slots[key], self._owners[key] = slot, wanted.owner
         self._slots.move_to_end(key)
         return slot
 
@@ -174,6 +180,8 @@ class Sessions:
         try:
             return await self.slot(wanted).get(within_s)
         except Failure as failure:
+            if failure.code == "E3003":
+                raise  # the caller has as many as they may: it says nothing about the server
             refused = (failure.details or {}).get("reason") in ("handshake_refused", "protocol_version_mismatch")
             if refused or isinstance(failure, Crashed):
                 self._may_be_both = False
@@ -194,7 +202,20 @@ class Sessions:
             if key and not slot.busy and now - slot.used > IDLE_S:
                 self._let_go(key)
 
-    def _make_room(self) -> None:
+    def _make_room(self, owner: tuple[str, ...]) -> None:
+        """Close the idle conversation that was used longest ago, where there are too many: of the caller, or in all."""
+        theirs = [key for key, one in self._owners.items() if owner and one == owner]
+        if len(theirs) >= self._most_of_one:
+            key = next((key for key in self._slots if key in theirs and not self._slots[key].busy), None)
+            if key is None:
+                raise Failure(
+                    "E3003",
+                    f"{len(theirs)} conversations of this caller with `{self._name}` are open, and all are in use",
+                    details={"sent": False, "limit": self._most_of_one},
+                    retry_after_ms=1000,
+                    resolution="wait until a call has ended, or raise conversations_per_caller of the upstream",
+                )
+            self._let_go(key)
         most = MAX_SESSIONS if self._config.url is None else MAX_SESSIONS_BY_URL
         while len(self._slots) >= most:
             key = next((key for key, slot in self._slots.items() if key and not slot.busy), None)
@@ -203,6 +224,7 @@ class Sessions:
             self._let_go(key)
 
     def _let_go(self, key: str) -> None:
+        del self._owners[key]
         self._spawn(self._slots.pop(key).close(DRAIN_S))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -246,7 +268,7 @@ class Sessions:
 
     async def close(self) -> None:
         """End every conversation and every program."""
-        slots, self._slots = list(self._slots.values()), OrderedDict()
+        slots, self._slots, self._owners = list(self._slots.values()), OrderedDict(), {}
         await asyncio.gather(*(slot.close() for slot in slots), *self._closing)
 
     def health(self) -> Json:

@@ -16,6 +16,7 @@ class Limits(Body):
     max_cost: float | None = Field(None, ge=0)
     mutation_class: Literal["read_only", "write_reversible", "write_irreversible"] | None = None
     environments: Names | None = None
+    surface: Name | None = Field(None, description="what its surface is for: task:ID, turn:ID, skill:ID, peer_agent")
 
 
 class Narrowing(Body):

@@ -56,7 +56,12 @@ class ToolsQuery(Query):
     q: str | None = Field(None, max_length=1000, description="what the tool is to do, or words of it")
     by: Literal["words", "meaning", "both"] = Field("both", description="what counts in a search with `q`")
     cursor: str | None = Field(None, max_length=600, description="where the page before ended")
-    limit: int = Field(100, ge=1, le=500)
+    limit: int | None = Field(
+        None,
+        ge=1,
+        le=500,
+        description="how many tools at most; where it is not given, 100 of a list and 10 of a search",
+    )
 
 
 class CompareQuery(Query):

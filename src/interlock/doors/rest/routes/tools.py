@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import Response
 
-from interlock.api.tools import Tools, Version
+from interlock.api.tools import DEFAULT_LIMIT, PAGE, Tools, Version
 from interlock.contract.standard.export import shown
 from interlock.core.clock import iso
 from interlock.data.schema import Json
@@ -30,10 +30,11 @@ async def list_tools(ask: Ask, query: Annotated[models.ToolsQuery, Query()]) -> 
     """The tools that your token lets you use, a page at a time; with `q`, those that fit it, best first."""
     tools, surfaces = ask.service.tools, ask.service.surfaces
     if query.q is not None:
-        found, loaded, deferred = await surfaces.search_at(query.q, ask.caller, DOOR, query.limit, query.by)
+        most = query.limit or DEFAULT_LIMIT
+        found, loaded, deferred = await surfaces.search_at(query.q, ask.caller, DOOR, most, query.by)
         scored = [{**tool_document(tools, one.version), "score": one.score} for one in loaded]
         return json({"tools": scored, "deferred": deferred, "cursor": None, **found.facts()})
-    shown = await surfaces.page(ask.caller, DOOR, query.cursor, query.limit)
+    shown = await surfaces.page(ask.caller, DOOR, query.cursor, query.limit or PAGE)
     return json({"tools": [tool_document(tools, version) for version in shown.versions], "cursor": shown.cursor})
 
 

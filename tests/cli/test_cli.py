@@ -1239,7 +1239,7 @@ def test_a_healthy_home_is_found_healthy(cli: Cli) -> None:
     ended = cli("doctor")
     assert ended.code == 0, ended.out
     for words in (
-        "python", "sqlite", "GiB free", "0019", "3 records, 3 tools", "0 wait for a person",
+        "python", "sqlite", "GiB free", "0020", "3 records, 3 tools", "0 wait for a person",
         "permit: reads-and-undoable-writes", "a person decides: a-person-decides-what-cannot-be-undone",
         "local:* is in approvers, managers, admins", "signing key", "issuer keys", "secrets key",
     ):  # fmt: skip

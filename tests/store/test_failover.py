@@ -79,10 +79,10 @@ async def opened(path: Path, address: str) -> AsyncGenerator[Interlock]:
 
 
 async def call(app: Interlock, key: str) -> str | None:
-    """Call until the answer is not about a connection that was lost: the code of its error."""
+    """Call until the answer is not about a connection that was lost, or a lock of a process that is gone: its error."""
     while True:
         ended = code(await app.call("demo.increment", name=key, key=key))
-        if ended not in ("E3801", "E3803"):
+        if ended not in ("E3801", "E3803", "E3410"):
             return ended
         await asyncio.sleep(0.01)
 

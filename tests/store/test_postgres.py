@@ -256,11 +256,44 @@ async def test_while_another_transaction_holds_the_store_a_write_is_refused_befo
     assert verify(home).faults == ()
 
 
-async def test_time_never_goes_back_whatever_the_clock_of_the_server_does(journal: Journal, address: str) -> None:
-    now_ms = await journal.commit(count)
-    run(address, f"UPDATE store_clock SET ms = {now_ms + 20_000}")
-    assert await journal.commit(count) >= now_ms + 20_000
-    assert await journal.commit(count) >= now_ms + 20_000
+@pytest.mark.parametrize("ahead", [
+    "SELECT setval('store_time', {0})",
+    "UPDATE store_clock SET ms = {0}",  # as a program of the version before does, which is upgraded later
+])  # fmt: skip
+async def test_time_never_goes_back_whatever_the_clock_of_the_server_does(
+    journal: Journal, home: PostgresHome, address: str, ahead: str
+) -> None:
+    later_ms = await journal.commit(count) + 20_000
+    run(address, ahead.format(later_ms))
+    assert home.now_ms(journal.reader) >= later_ms
+    for _ in range(2):
+        assert await journal.commit(count) >= later_ms
+
+
+async def test_time_does_not_go_back_when_the_server_crashes(tmp_path: Path) -> None:
+    server = Server()
+    try:
+        address = server.new_schema()
+        home = home_at(tmp_path, address)
+        home.prepare()
+        journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
+        later_ms = await journal.commit(count) + 20_000
+        run(address, f"SELECT setval('store_time', {later_ms})")
+        assert await journal.commit(count) >= later_ms
+        await asyncio.to_thread(server.stop, "immediate")
+        await asyncio.to_thread(server.start)
+        assert await journal.commit(count) >= later_ms
+        await journal.close()
+    finally:
+        server.remove()
+
+
+async def test_writes_leave_no_dead_row_for_the_time_of_the_store(journal: Journal) -> None:
+    """They would be read at each write for as long as somebody has an old snapshot."""
+    before = journal.reader.one("SELECT xmin::text, ctid::text FROM store_clock")
+    times = [await journal.commit(count) for _ in range(3)]
+    assert times == sorted(times)
+    assert journal.reader.one("SELECT xmin::text, ctid::text FROM store_clock") == before
 
 
 async def test_a_process_that_lost_its_lease_may_not_write_any_more(home: PostgresHome, address: str) -> None:
@@ -545,7 +578,7 @@ async def test_what_was_changed_in_the_database_shows_when_it_is_verified(home: 
          " EXECUTE FUNCTION interlock_payload_use()"), "journal_never_changes"),
         (("CREATE OR REPLACE TRIGGER journal_never_changes BEFORE UPDATE OF kind ON journal FOR EACH ROW"
          " EXECUTE FUNCTION interlock_never()"), "journal_never_changes"),
-        ("ALTER FUNCTION interlock_begin(text) SECURITY DEFINER", "interlock_begin"),
+        ("ALTER FUNCTION interlock_enter(text) SECURITY DEFINER", "interlock_enter"),
         ("ALTER FUNCTION interlock_never() SET search_path = elsewhere", "interlock_never"),
         ("CREATE OR REPLACE FUNCTION interlock_never() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
          "interlock_never"),
@@ -585,7 +618,7 @@ async def test_an_older_schema_takes_the_migrations_that_it_lacks(home: Postgres
     async with Interlock.open(home.path, store=address):
         pass
     back = ("DROP TABLE surface", "DROP TABLE surface_tool", "DROP TABLE lock_board", "DROP TABLE shared_config",
-            "DROP TABLE tool_source",
+            "DROP TABLE tool_source", "DROP FUNCTION interlock_enter", "DROP SEQUENCE store_time",
             "DROP FUNCTION interlock_board", "CREATE FUNCTION interlock_alone(text) RETURNS void LANGUAGE sql AS ''",
             "UPDATE alembic_version SET version_num = '0010'")  # fmt: skip
     run(address, *back)

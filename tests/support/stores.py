@@ -84,7 +84,7 @@ def busy(home: Home) -> Generator[None]:
             connection.execute("BEGIN IMMEDIATE")
         else:
             connection.execute("BEGIN")
-            connection.execute("SELECT interlock_begin('')")
+            connection.execute("SELECT interlock_enter('')")
         yield
         connection.execute("ROLLBACK")
 

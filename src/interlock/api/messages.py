@@ -7,7 +7,8 @@ believed:
 
     abac:policy:updates   {"affected_subjects": ["did:…", …]}   cached decisions about these subjects are dropped;
                                                                 all of them if the message is anything else
-    cb:state:changes      service:old->new                      not read: it only lets the store be read sooner
+    cb:state:changes      service:old->new                      its content is not looked at: any message lets the
+                                                                store be read sooner, which has the breakers
 
 Redis forgets messages for those who do not listen. So a process drops every cached decision when its subscription
 begins. While it has none, it does so again with each attempt to get one, so that no decision is used for much longer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from interlock.core.errors import Failure
 from interlock.store.port import Reader
 
-SCHEMA_HEAD = "0019"
+SCHEMA_HEAD = "0020"
 APPLICATION_ID = 0x494C434B  # "ILCK": distinguishes our database from others
 
 

@@ -25,7 +25,7 @@ class Administrator(PostgresConnection):
     def begin(self) -> bool:
         self.execute("BEGIN")
         try:
-            _, self.xid = self.one("SELECT now_ms, xid FROM interlock_begin(?)", ("",))
+            _, self.xid = self.one("SELECT now_ms, xid FROM interlock_enter(?)", ("",))
         except StoreError as error:
             if not self.lost:
                 self.execute("ROLLBACK")

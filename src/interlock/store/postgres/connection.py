@@ -260,7 +260,7 @@ def translated(error: psycopg.Error) -> Exception:
     return sqlite3.OperationalError(words or "the database server does not answer")
 
 
-# What `interlock_begin` raises for a process that was taken for dead.
+# What `interlock_enter` raises for a process that was taken for dead.
 FENCED = "IL001"
 _FENCED = "this process did not renew its lease in time and was taken for dead; it may not write any more"
 _NUL = "a text holds a NUL character, which PostgreSQL cannot store"

@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 GIVE_UP_S = 5.0
 _MACHINE = Clock()
 _LOCK_TIMEOUT = "database is locked"
-_TIME = "greatest((SELECT ms FROM store_clock), floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)"
+_TIME = (
+    "greatest((SELECT last_value FROM store_time), (SELECT ms FROM store_clock),"
+    " floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)"
+)
 _NOW = f"SELECT {_TIME}"
 _EPOCHS = f"{epochs.READ}, {_TIME}"
 
@@ -186,7 +189,7 @@ class PostgresHome(Home):
         try:
             writer.execute("BEGIN")
             asked_at = self._time.uptime()
-            self._now_ms, writer.xid = writer.one("SELECT now_ms, xid FROM interlock_begin(?)", (self.lease,))
+            self._now_ms, writer.xid = writer.one("SELECT now_ms, xid FROM interlock_enter(?)", (self.lease,))
             self._time.learn(self._now_ms, asked_at)
         except StoreError as error:
             if not writer.lost:

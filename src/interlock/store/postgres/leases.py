@@ -2,7 +2,7 @@
 
 A process has a row in the table `instance` with the time until which it lives, and renews it every few seconds by the
 clock of the database. A process that asks about one whose time has passed removes its row (`interlock_alive`). From
-then on `interlock_begin` refuses every transaction of that process: the id of a process is used once, so it is its
+then on `interlock_enter` refuses every transaction of that process: the id of a process is used once, so it is its
 fencing token. So a process that was only slow cannot write over what others made of its calls.
 
 Fencing the store does not stop a tool. So while a tool works under locks, a timer of the kernel (`fence`) ends a

@@ -6,10 +6,13 @@ on SQLite, so that ranges and orders are the same.
 
 Only here are:
 - `instance`: the leases of processes (`leases`).
-- `store_clock`: the latest time that a transaction had, so that time never goes back, whichever node writes.
+- `store_time`: the latest time that a transaction had, so that time never goes back, whichever node writes. It is a
+  sequence, which is changed in its place. A row that every transaction changes leaves a dead one each time, and all of
+  these are read as long as somebody has an old snapshot. `store_clock` is that row, for the program before.
 - `lock_board`: the locks on resources (`postgres.lock_board`), in one row.
-- `interlock_begin`: the beginning of each transaction that writes. It waits for the lock that all writers of one store
-  share, so units run one after the other on all nodes, and refuses a process whose lease was taken from it.
+- `interlock_enter`: the beginning of each transaction that writes (`interlock_begin` is that of the program before). It
+  waits for the lock that all writers of one store share, so units run one after the other on all nodes, and refuses a
+  process whose lease was taken from it.
 - Triggers that keep the ledger append-only, and the grants of a role that has no right to change it.
 """
 
@@ -71,6 +74,19 @@ BEGIN
 END $$
 """  # noqa: S608 - constants
 
+_ENTER = f"""
+CREATE FUNCTION interlock_enter(instance_id text, OUT now_ms bigint, OUT xid text) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock({_LOCK}, hashtext(current_schema()));
+    IF instance_id <> '' AND NOT EXISTS (SELECT 1 FROM instance WHERE id = instance_id) THEN
+        RAISE EXCEPTION 'the lease of this process was taken from it' USING ERRCODE = '{FENCED}';
+    END IF;
+    now_ms := setval('store_time', greatest((SELECT last_value FROM store_time), (SELECT ms FROM store_clock),
+        floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint));
+    xid := pg_current_xact_id()::text;
+END $$
+"""  # noqa: S608 - constants
+
 # What became of a transaction. The lock is held by one that the server still works on.
 _OUTCOME = f"""
 CREATE FUNCTION interlock_outcome(number text) RETURNS text LANGUAGE plpgsql AS $$
@@ -126,6 +142,7 @@ END $$
 _OWN_TABLES = (
     """CREATE TABLE instance (id TEXT COLLATE "C" PRIMARY KEY, until_ms BIGINT NOT NULL,
        report BYTEA, place TEXT NOT NULL)""",
+    "CREATE SEQUENCE store_time",
     "CREATE TABLE store_clock (ms BIGINT NOT NULL)",
     "CREATE UNIQUE INDEX store_clock_once ON store_clock ((true))",
     "INSERT INTO store_clock (ms) VALUES (0)",
@@ -212,7 +229,7 @@ def _function(text: str) -> tuple[str, Function]:
 
 
 TRIGGERS = {name: one for name, one in map(_trigger, _TRIGGERS) if one.table in LEDGER}
-FUNCTIONS = dict(map(_function, (_BEGIN, _OUTCOME, _ALIVE, _RENEW, _BOARD, _NEVER, _KEEPS, _USE)))
+FUNCTIONS = dict(map(_function, (_BEGIN, _ENTER, _OUTCOME, _ALIVE, _RENEW, _BOARD, _NEVER, _KEEPS, _USE)))
 
 
 def create(connection: PostgresConnection, runtime_role: str | None = None) -> None:
@@ -238,7 +255,7 @@ def grants(schema: str, role: str) -> tuple[str, ...]:
     return (
         f"GRANT USAGE ON SCHEMA {space} TO {named}",
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON {everything} TO {named}",
-        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {space} TO {named}",
+        f"GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA {space} TO {named}",
         f"REVOKE UPDATE, DELETE, TRUNCATE ON {ledger} FROM {named}",
         f"REVOKE INSERT ON segment FROM {named}",
         f"REVOKE INSERT, UPDATE, DELETE ON alembic_version FROM {named}",
@@ -258,7 +275,7 @@ def _statements() -> Iterator[str]:
         for index in sorted(table.indexes, key=lambda one: str(one.name)):
             yield str(CreateIndex(index).compile(dialect=dialect))
     yield from _OWN_TABLES
-    yield from (_BEGIN, _OUTCOME, _ALIVE, _RENEW, _BOARD, _NEVER, _KEEPS, _USE)
+    yield from (_BEGIN, _ENTER, _OUTCOME, _ALIVE, _RENEW, _BOARD, _NEVER, _KEEPS, _USE)
     yield from _TRIGGERS
 
 
@@ -289,6 +306,7 @@ def remove(connection: PostgresConnection) -> None:
     tables = [each[2].strip("(") for each in words if each[:2] == ["CREATE", "TABLE"]]
     for table in (*tables, UNFINISHED_TABLE, VECTORS_TABLE):
         connection.execute(f'DROP TABLE IF EXISTS "{table}" CASCADE')
+    connection.execute("DROP SEQUENCE IF EXISTS store_time")
     functions = {each[2].partition("(")[0] for each in words if each[:2] == ["CREATE", "FUNCTION"]}
     for name, function in connection.all(_FUNCTIONS_THERE):
         if name in functions:

@@ -29,6 +29,8 @@ class FakeVault:
         self.renews = True
         self.fails: tuple[int, str] | None = None
         self.redirect_to: str | None = None
+        # The status that tells its own state: 200 is active and unsealed.
+        self.sealed = 200
         self.tokens_seen: list[str] = []
         self.connections = 0
         self.reached = threading.Event()
@@ -60,6 +62,8 @@ class FakeVault:
         """The status and the document of one request."""
         if path == "/service":
             return (200 if headers.get("X-Credential") in self.leases.values() else 401), {}
+        if path == "/v1/sys/health":  # needs no token
+            return self.sealed, {"sealed": self.sealed == 503}
         self.tokens_seen.append(headers.get("X-Vault-Token", ""))
         self.reached.set()
         assert self.gate.wait(10)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -365,6 +366,25 @@ async def test_an_object_store_that_refuses_is_shown_as_a_failing_backup(
         (failing,) = app.supervisor.failing
         assert (failing.task, "NoSuchBucket" in failing.error) == ("backups", True)
         assert (await Health(app).ready())[1]["backups"] == "degraded"
+
+
+async def test_readiness_tells_whether_the_object_store_can_be_used(
+    cli: Cli, account: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = "s3://backups/ready"
+
+    async def told(**settings: Any) -> tuple[str, str | None]:
+        async with Interlock.open(cli.home, housekeeping=False, keep_environment=list(NAMES), **settings) as app:
+            status, parts = await Health(app).ready()
+            assert place not in str(parts)
+            return status, parts.get("archive")
+
+    assert await told(backup_to=place) == await told(archive_to=place) == ("healthy", "healthy")
+    assert await told(archive_to="s3://nowhere/x") == ("degraded", "down")
+    assert await told(archive_to=place, archive_secret="missing") == ("degraded", "down")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert await told(backup_to=place) == ("degraded", "down")
+    assert (await told())[1] is None
 
 
 # Records past their term

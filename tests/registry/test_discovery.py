@@ -241,7 +241,7 @@ async def test_a_child_that_cannot_be_kept_running_is_alerted_and_readiness_tell
             await app.secrets.set("hook", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", by=app.caller.id)
             watch = Watch(app)
             await app.upstreams.add("desk", "mcp", run(script), by=app.caller, overlay={"tools": {"state": READS}})
-            parts = ["store", "signer", "policy", "sinks", "upstreams", "background"]
+            parts = ["store", "signer", "policy", "sinks", "upstreams", "upstreams.desk", "background"]
             ready = dict.fromkeys([*parts, *await beside(app)], "healthy")
             assert await Health(app).ready() == ("healthy", ready)
 
@@ -254,11 +254,33 @@ async def test_a_child_that_cannot_be_kept_running_is_alerted_and_readiness_tell
             failed = await watch.heard("UPSTREAM_FAILED")
             assert (failed.severity, "10" in failed.facts["reason"]) == ("critical", True)
             await app.upstreams.probe_all()
-            assert await Health(app).ready() == ("degraded", {**ready, "upstreams": "down"})
+            gone = {"upstreams": "down", "upstreams.desk": "down"}
+            assert await Health(app).ready() == ("degraded", {**ready, **gone})
 
             assert (await app.call("desk.echo", text="hi", key="k")).pending
             await app.courier.deliver_due()
-            assert await Health(app).ready() == ("degraded", {**ready, "upstreams": "down", "sinks": "degraded"})
+            assert await Health(app).ready() == ("degraded", {**ready, **gone, "sinks": "degraded"})
+
+
+async def test_readiness_tells_upstreams_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Restarts, "pause", at_once)
+    scripts = {name: tmp_path / f"{name}.py" for name in ("desk", "shop")}
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        watch = Watch(app)
+        for name, script in scripts.items():
+            script.write_text(SCRIPTED.read_text())
+            await app.upstreams.add(name, "mcp", run(script), by=app.caller, overlay={"tools": {"state": READS}})
+        parts = (await Health(app).ready())[1]
+        assert (parts["upstreams"], parts["upstreams.desk"], parts["upstreams.shop"]) == ("healthy",) * 3
+        pid = await answering(app)
+        scripts["desk"].write_text("import os\nos._exit(1)\n")
+        os.kill(pid, signal.SIGKILL)
+        await watch.heard("UPSTREAM_FAILED")
+        await app.upstreams.probe_all()
+        status, parts = await Health(app).ready()
+        assert (status, parts["upstreams"]) == ("degraded", "degraded")
+        assert (parts["upstreams.desk"], parts["upstreams.shop"]) == ("down", "healthy")
+        assert (await app.call("shop.state")).ok
 
 
 async def answering(app: Interlock) -> int:

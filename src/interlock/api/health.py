@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from interlock._version import __version__
 from interlock.approvals.notify import undelivered
@@ -15,13 +15,12 @@ from interlock.store import readiness
 from interlock.store.node_files import differences
 
 if TYPE_CHECKING:
+    from interlock.api.dependencies import Condition, Dependencies
     from interlock.api.parts import Parts
 
 READY_WITHIN_S = 2.0
 READY_FOR_S = 1.0
 WRITE_EVERY_S = 3.0
-
-Condition = Literal["healthy", "degraded", "down"]
 
 
 class Health:
@@ -30,6 +29,7 @@ class Health:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._ready: tuple[float, asyncio.Future[tuple[Condition, dict[str, Condition]]]] | None = None
+        self._services: Dependencies | None = None
         self._write_due = float("-inf")
         self._wrote = False
         # Whether the server is about to end: it is not ready any more, though it still answers.
@@ -54,18 +54,22 @@ class Health:
         return 503 if status == "down" else 200, {"status": status, "dependencies": parts}
 
     async def _look_around(self) -> tuple[Condition, dict[str, Condition]]:
+        outside = self._outside()
         parts: dict[str, Condition] = {
             "store": await _holds(self._store_answers()),
             "signer": await _holds(self._signer_signs()),
         }
         if self._parts.engine is self._parts.policy:
             parts["policy"] = self._policy()
+        others: dict[str, Condition] = {} if outside is None else await asyncio.shield(outside)
+        if "policy" in others:
+            parts["policy"] = others["policy"]
         if parts["store"] == "healthy" and self._parts.journal.crowded:
             parts["store"] = "degraded"
         if "down" in parts.values():
             return "down", parts
         # Without these, calls are still served.
-        parts |= {"sinks": await self._sinks(), "upstreams": await self._upstreams(), "background": self._background()}
+        parts |= {"sinks": await self._sinks(), **await self._upstreams(), "background": self._background(), **others}
         if self._parts.settings.backup_to is not None:
             parts["backups"] = await self._backups()
         if not self._parts.home.near:
@@ -75,6 +79,18 @@ class Health:
         if self._parts.makes_calls:
             parts |= self._parts.gateway.runner.health()
         return "healthy" if set(parts.values()) == {"healthy"} else "degraded", parts
+
+    def _outside(self) -> asyncio.Future[dict[str, Condition]] | None:
+        """The conditions of services that the settings name; None, and nothing is loaded, if they name none."""
+        if self._services is None:
+            parts, settings = self._parts, self._parts.settings
+            places = settings.backup_to, settings.archive_to, settings.otlp_endpoint, settings.trusted_issuers
+            if parts.engine is parts.policy and settings.secrets == "embedded" and not any(places):
+                return None
+            from interlock.api.dependencies import Dependencies
+
+            self._services = Dependencies(parts)
+        return self._services.conditions()
 
     async def _store_answers(self) -> None:
         """Check that the store answers. Every `WRITE_EVERY_S` it is written, because only a write finds a full disk."""
@@ -119,11 +135,17 @@ class Health:
         fail = await self._parts.journal.read(lambda reader: failing(reader, now_ms, every_ms))
         return "degraded" if fail else "healthy"
 
-    async def _upstreams(self) -> Condition:
+    async def _upstreams(self) -> dict[str, Condition]:
+        """The upstreams together, and each by its name."""
         if not await self._parts.journal.read(readiness.has_upstreams):
-            return "healthy"  # without loading what upstreams need, which takes a moment
-        answering = [one.state == "available" for one in await self._parts.upstreams.list()]
-        return "healthy" if all(answering) else "degraded" if any(answering) else "down"
+            return {"upstreams": "healthy"}  # without loading what upstreams need, which takes a moment
+        every: dict[str, Condition] = {
+            f"upstreams.{one.name}": "healthy" if one.state == "available" else "down"
+            for one in await self._parts.upstreams.list()
+        }
+        found = set(every.values())
+        together: Condition = "down" if found == {"down"} else "degraded" if "down" in found else "healthy"
+        return {"upstreams": together, **every}
 
 
 async def _holds(attempt: Awaitable[None]) -> Condition:

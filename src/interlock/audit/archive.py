@@ -92,6 +92,10 @@ class Archive:
         await self._put(place + _MANIFEST, orjson.dumps({"version": 1, "files": files}))
         return backup
 
+    async def check(self) -> None:
+        """Refuses (E3411) if the store does not answer, or does not let us read."""
+        await self._bucket.check(self._prefix)
+
     async def list(self) -> list[Archived]:
         """Everything in it, the oldest first, also what was not finished."""
         found: dict[str, Archived] = {}

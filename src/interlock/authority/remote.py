@@ -39,6 +39,8 @@ Sent = Literal["redacted", "all", "none"]
 PATHS: dict[Form, str] = {"interlock": "/v1/authorize", "authzen": "/access/v1/evaluation"}
 FULFILLED = frozenset({"alert", "log"})
 MOST_OBLIGATIONS = 100
+# The subject of the question that only finds out whether the engine answers.
+NOBODY = "interlock:readiness"
 _MOST_SCHEMAS = 10_000
 _BEHAVIORS: dict[Any, Behavior] = {name: name for name in ("allow", "deny", "ask", "passthrough")}
 
@@ -68,6 +70,7 @@ class Remote:
         self._redactor = redactor or Redactor()
         self._redactors: dict[str, SchemaRedactor] = {}
         self._memory = Memory(clock.monotonic)
+        self._now_ms = clock.now_ms
         self.questions = 0
 
     def cached_for_every_call(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
@@ -94,6 +97,23 @@ class Remote:
             slot = self._memory.slot(question) or self._memory.open(question, None)
             self._memory.put(slot, self._key(question), decision)
         return decision
+
+    async def check(self) -> None:
+        """Ask the engine about no call at all. E3205 if it does not give a valid answer, whatever it decides."""
+        context: Json = {
+            "required_permissions": [], "on_behalf_of": NOBODY, "tenant": "local", "scopes": [],
+            "operation": "readiness", "session": "", "door": "operations", "native": None,
+            "mutation_class": "read_only", "timestamp": iso(self._now_ms()),
+        }  # fmt: skip
+        question: Json = {"subject": NOBODY, "action": "tool.invoke", "resource": "tool:interlock.readiness:1.0.0"}
+        if self._form == "authzen":
+            question = {
+                "subject": {"type": "agent", "id": NOBODY},
+                "action": {"name": "tool.invoke"},
+                "resource": {"type": "tool", "id": "interlock.readiness", "properties": {"version": "1.0.0"}},
+            }
+        message = self._wire.encode({**question, "context": context})
+        self._answered(await self._wire.ask(message, self._timeout_s))
 
     def forget(self, subjects: Collection[str] | None) -> None:
         """Drop the cached decisions about these callers; None means all."""
@@ -162,7 +182,8 @@ class Remote:
 
     # Reading the answer
 
-    def _decision(self, answer: Json, question: Question) -> Decision:
+    def _answered(self, answer: Json) -> tuple[Behavior, Json]:
+        """The decision of an answer, and the document with its reason and obligations. E3205 if there is none."""
         decision = answer.get("decision")
         document: Any = answer if self._form == "interlock" else answer.get("context") or {}
         if not isinstance(document, dict):
@@ -174,7 +195,10 @@ class Remote:
         behavior = _BEHAVIORS.get(decision) if isinstance(decision, str) else None
         if behavior is None:
             raise garbled()
-        details = cast("Json", document)
+        return behavior, cast("Json", document)
+
+    def _decision(self, answer: Json, question: Question) -> Decision:
+        behavior, details = self._answered(answer)
         reason, obligations = details.get("reason"), _obligations(details.get("obligations"))
         words = reason if isinstance(reason, str) and reason else f"the policy engine said {behavior}"
         unknown = sorted(obligations - FULFILLED - {"require_approval"})

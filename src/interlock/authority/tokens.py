@@ -76,18 +76,18 @@ class Tokens:
         self._clock = clock
         self._keys = keys
         self._registry = registry
-        self._trusted = trusted or TrustedIssuers((), clock=clock)
+        self.trusted = trusted or TrustedIssuers((), clock=clock)
         self._issuer = issuer
         self._audience = audience
         self._max_ttl_s = max_ttl_s
-        if is_did(issuer) or self._trusted.get(issuer) is not None:
+        if is_did(issuer) or self.trusted.get(issuer) is not None:
             raise Failure("E3108", f"`{issuer}` cannot be our issuer's name: it is a DID or another issuer's")
         revocations = Revocations()
         chains = Chains(
             journal=journal,
             clock=clock,
             keys=keys,
-            trusted=self._trusted,
+            trusted=self.trusted,
             resolver=resolver or DidResolver(clock=clock),
             revocations=revocations,
             issuer=issuer,
@@ -263,7 +263,7 @@ class Tokens:
     async def _signs_here(self, kid: str) -> bool:
         """Whether a key is ours, a trusted issuer's, or that of a registered identity."""
         owner = kid.partition("#")[0]
-        if self._keys.find(kid) is not None or self._trusted.get(owner) is not None:
+        if self._keys.find(kid) is not None or self.trusted.get(owner) is not None:
             return True
         return is_did(owner) and await self._registry.look_up(owner) is not None
 

@@ -86,8 +86,21 @@ class TrustedIssuers:
             issuer.iss: _source(issuer.jwks, clock, loopback_http) for issuer in issuers
         }
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._issuers)
+
     def get(self, iss: str) -> TrustedIssuer | None:
         return self._issuers.get(iss)
+
+    async def current(self, iss: str) -> bool:
+        """Whether the issuer's keys are as new as they should be; False for older ones that are still in force.
+
+        E3001 if its keys are unavailable.
+        """
+        source = self._sources[iss]
+        await source.keys()
+        return isinstance(source, KeyFile) or source.fresh
 
     async def find(self, iss: str, kid: str) -> PublicKey | None:
         """Return the issuer's key of this name; E3001 if its keys are unavailable."""
@@ -135,6 +148,11 @@ class FetchedKeys:
         self._keys: tuple[PublicKey, ...] = ()
         self._fetched = self._tried = float("-inf")
         self._why = ""
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the last fetch that was due has succeeded."""
+        return self._monotonic() - self._fetched <= FRESH_S
 
     async def keys(self, kid: str | None = None) -> tuple[PublicKey, ...]:
         """Return the keys, fetched again if one of this name is not among them.

@@ -43,6 +43,8 @@ _log = logging.getLogger("interlock.secrets")
 
 CONNECTIONS = 4
 MAX_ANSWER = 1_048_576
+# Answers about Vault's own state: active, standby, and standby that serves reads.
+_SERVING = frozenset({200, 429, 473})
 # A credential that is issued after its call stopped waiting is awaited for this long, to be revoked.
 LATE_S = 30.0
 _FIELD = expression(r"value(?:-([a-z0-9_-]{1,50}))?", re.ASCII)
@@ -113,6 +115,18 @@ class Vault:
         """Revoke what was issued."""
         if credential.issued is not None:
             await self._in_time(credential.name, self._revoke(credential))
+
+    async def check(self) -> None:
+        """Ask Vault whether it is initialised, unsealed and active, or stands by. E3601 if not, or without a token."""
+        await self._token()
+        try:
+            answer = await self._http.ask(
+                "GET", f"{self._address}/v1/sys/health", most=MAX_ANSWER, timeout_s=self._timeout_s
+            )
+        except Unanswered:
+            raise Failure("E3601", "the vault does not answer") from None
+        if answer.status not in _SERVING:
+            raise Failure("E3601", f"the vault answers {answer.status}, so it gives no credentials")
 
     async def close(self) -> None:
         """Revoke credentials that nobody waited for, and close the connections."""

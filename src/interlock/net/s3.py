@@ -124,6 +124,11 @@ class Bucket:
                 return found
             query["continuation-token"] = more[1].decode()
 
+    async def check(self, prefix: str) -> None:
+        """List one object at most: E3411 if the store does not answer, or refuses."""
+        query = {"list-type": "2", "prefix": prefix, "max-keys": "1"}
+        await self._ask("GET", "", query=query, most=_LIST_BYTES)
+
     async def close(self) -> None:
         await self._outgoing.close()
 

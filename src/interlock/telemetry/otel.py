@@ -38,20 +38,33 @@ def sink(processor: SpanProcessor, *, service: str = "interlock") -> Sink:
 
 
 class Sending(NamedTuple):
-    """A sink that sends in the background, its fill level (at one it begins to lose spans), and how to stop it."""
+    """A sink that sends in the background, its fill level (at one it begins to lose spans), and how to stop it.
+
+    `fails`: whether the last spans could not be sent.
+    """
 
     sink: Sink
     lag: Callable[[], float]
+    fails: Callable[[], bool]
     stop: Callable[[], None]
 
 
 def to_collector(endpoint: str) -> Sending:
     """Send spans to an OTLP/HTTP collector. Stopping sends the last ones."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
     address = endpoint if "/v1/" in endpoint else f"{endpoint.rstrip('/')}/v1/traces"
     exporter = OTLPSpanExporter(endpoint=address, timeout=_PATIENCE_S, session=_session())
+    exporting, failed = exporter.export, False
+
+    def export(spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        nonlocal failed
+        result = exporting(spans)
+        failed = result is not SpanExportResult.SUCCESS
+        return result
+
+    exporter.export = export
     processor = BatchSpanProcessor(exporter)
     # The SDK reveals the length of its queue only to its own meters.
     queue: deque[Any] = cast("Any", processor)._batch_processor._queue
@@ -68,7 +81,7 @@ def to_collector(endpoint: str) -> Sending:
         finally:
             enough.cancel()
 
-    return Sending(sink(processor), lag, stop)
+    return Sending(sink(processor), lag, lambda: failed, stop)
 
 
 def _session() -> requests.Session:

@@ -27,6 +27,8 @@ class Telemetry:
         self.metrics.limits = self.alerts.levels
         self.tracer: Tracer | None = None
         self._stop: Callable[[], None] | None = None
+        # Whether the last spans could not be sent to the collector; None where none are sent.
+        self.export_fails: Callable[[], bool] | None = None
         share = (1.0 if collector else 0.0) if ratio is None else ratio
         if share > 0:
             self.tracer = Tracer(clock, ratio=share, retained=retained)
@@ -34,7 +36,7 @@ class Telemetry:
                 from interlock.telemetry import otel
 
                 sending = otel.to_collector(collector)
-                self._stop = sending.stop
+                self._stop, self.export_fails = sending.stop, sending.fails
                 self.tracer.sinks.append(sending.sink)
                 self.alerts.watch("trace export", sending.lag)
 

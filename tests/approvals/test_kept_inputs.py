@@ -14,7 +14,7 @@ from interlock.core.errors import Failure
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests import sample
-from tests.support.calls import code, records
+from tests.support.calls import code, records, until
 from tests.support.private import CANARY
 from tests.support.stores import contents
 from tests.support.tickets import ANN, BEN, DAY, opened, outbox, ticket_of
@@ -109,6 +109,26 @@ ENDS: dict[str, tuple[End, str]] = {
 
 async def _asked(app: Interlock, pending: Result) -> Json:
     return (await app.inputs(pending.invocation_id)).model_input
+
+
+@pytest.mark.proves("LIFE-08")
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_call_that_ends_while_it_waits_for_a_person_has_one_result_and_its_events(
+    tmp_path: Path, clock: FakeClock, end: str
+) -> None:
+    how, expected = ENDS[end]
+    heard: list[tuple[str, str, str | None]] = []
+    async with opened(tmp_path / "home", clock, keep_inputs="always") as app:
+        app.listen(lambda event: heard.append((event.invocation_id, event.type, event.data.get("error_code"))))
+        pending = await app.call("demo.mail", SENT, key="k")
+        await how(app, clock, pending)
+        state = "canceled" if end == "withdrawn" else "failed"
+        about = pending.invocation_id
+        ends = [(about, f"tool.invocation.{state}", expected), (about, "tool.result.created", None)]
+        await until(lambda: [one for one in heard if one[0] == pending.invocation_id][-2:] == ends)
+        assert heard.count(ends[0]) == heard.count(ends[1]) == 1
+        (closed,) = records(app, pending.invocation_id)
+        assert closed["error_code"] == expected
 
 
 @pytest.mark.proves("LIFE-05")

@@ -268,6 +268,9 @@ async def test_through_every_door_each_end_is_one_result_one_record_and_one_even
             assert (await client.call_tool(wish.tool, {**wish.arguments, **key})).is_error
 
 
+REFUSED = ["approval.denied", "tool.invocation.failed", "tool.result.created"]
+
+
 @pytest.mark.proves("LIFE-08")
 async def test_a_rejected_approval_is_one_end_whichever_door_asks_again(place: Place) -> None:
     for door in DOORS:
@@ -276,11 +279,12 @@ async def test_a_rejected_approval_is_one_end_whichever_door_asks_again(place: P
         await place.app.approvals.deny(ticket, by=REVIEWER)
         closed = await place.last("closed")
         assert (closed["states"][-1], closed["error_code"], closed["status"]) == ("denied", "E3209", "ERROR")
+        await until(lambda call=closed["call"]: place.heard(call)[-3:] == REFUSED)
         again = await place.rows[door].call(wish)
         assert again.error is not None
         assert again.error[0] == "E3209"
         assert sum(one["call"] == closed["call"] for one in place.records("closed")) == 1
-        assert "approval.denied" in place.heard(closed["call"])
+        assert place.heard(closed["call"]).count("tool.result.created") == 1
     assert stage.sent == []
 
 
@@ -473,7 +477,8 @@ async def test_a_call_that_waits_for_a_person_is_taken_back_by_id_and_never_runs
         closed = await place.last("closed")
         assert (closed["call"], closed["states"][-2:]) == (call_id, ["awaiting_approval", "canceled"])
         assert closed["error_code"] == "E3703"
-        assert place.heard(call_id)[-2:] == ["tool.invocation.cancel_requested", "tool.invocation.canceled"]
+        ended = ["tool.invocation.canceled", "tool.result.created"]
+        assert place.heard(call_id)[-3:] == ["tool.invocation.cancel_requested", *ended]
         assert (await place.app.approvals.show(ticket_id)).state == "VOID"
         with pytest.raises(Failure) as refused:
             await place.app.approvals.approve(ticket_id, by=REVIEWER)

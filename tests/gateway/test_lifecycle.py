@@ -89,8 +89,7 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
 
 @pytest.mark.part_of(
     "LIFE-08",
-    rest="an event for a call that a person refused and for one whose process was killed, which have none; a "
-    "cancelled sibling over the endpoints; a stored result read back for each outcome",
+    rest="a cancelled sibling over the endpoints; a stored result read back for each outcome",
 )
 @pytest.mark.parametrize(
     ("tool", "arguments", "options", "code", "state"),
@@ -269,9 +268,12 @@ async def test_a_read_that_is_killed_as_soon_as_it_runs_is_closed_as_failed_by_t
         assert await asyncio.to_thread(process.stdout.readline) == b"runs\n"
     bury(app.home, *(one for one in lives(app.home) if one != app.instance.id))
     before = records(app)
+    heard: list[tuple[str, str]] = []
     for _ in range(2):  # and once is enough
-        async with Interlock.open(home, housekeeping=False):
-            pass
+        async with Interlock.open(home, housekeeping=False) as opened:
+            # Nobody could listen before the data directory was open: the first who does hears of it.
+            await opened.journal.commit(lambda _: None)
+            opened.listen(lambda event: heard.append((event.invocation_id, event.type)))
     assert records(app, kind="started") == []
     closed = [one for one in records(app) if one not in before]
     if not options:
@@ -285,6 +287,7 @@ async def test_a_read_that_is_killed_as_soon_as_it_runs_is_closed_as_failed_by_t
     assert failed["inputHash"] == hashlib.sha256(b'{"seconds":3600}').hexdigest()
     assert failed["callerId"] == app.caller.id
     assert failed["traceId"]
+    assert heard == [(failed["call"], "tool.invocation.failed"), (failed["call"], "tool.result.created")]
     assert list(app.home.instances.glob("*.reads")) == []
 
 

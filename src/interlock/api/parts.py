@@ -122,6 +122,7 @@ class Parts(OnDemand):
         self.telemetry.alerts.watch("unread changes", self.journal.changes.stale_share)
         announce = self.observer.announce
         self.catalog.on_change = self.observer.surface_changed
+        self.journal.watch_ended(self.observer.ended)
         self.journal.watch_clock(lambda facts: announce("tool.alert", "", "", alert="CLOCK_STEPPED", **facts))
         self.courier = Courier(
             self.journal,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.core.clock import iso
 from interlock.core.errors import CODES
 from interlock.store import records
+from interlock.store.port import EndedCall
 
 if TYPE_CHECKING:
     from interlock.approvals.mechanism import Mechanism
@@ -51,4 +52,4 @@ def add_closing(
         "source": "synthetic", "outputSummary": None, "sideEffects": [], "latencyMs": None, "reason": why,
         **({} if outcome is None else {"approval": outcome}),
     }  # fmt: skip
-    transaction.append("closed", ticket.call, records.encode(body))
+    transaction.close(EndedCall(ticket.call, ticket.ref, state, code), records.encode(body))

@@ -18,6 +18,7 @@ from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.data.canonical import key_scope
 from interlock.store import facts, idempotency, ledger, records, timekeeping
+from interlock.store.port import EndedCall
 
 if TYPE_CHECKING:
     from interlock.call.phases import Call, Request
@@ -197,7 +198,7 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[tuple[str, str
                 idempotencyKey=key or None, status="ERROR", errorCode="PRECONDITION_FAILED", error_code="E3409",
                 error_class="execution_failed", states=["running", "failed"], source="synthetic", outcome="unknown",
             )  # fmt: skip
-            transaction.append("closed", call, body)
+            transaction.close(EndedCall(call, f"{tool}@{version}", "failed", "E3409"), body)
         return [(row.call, f"{row.tool}@{row.version}") for row in orphans]
 
     return unit

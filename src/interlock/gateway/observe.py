@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from interlock.call.events import Event, Listener
@@ -16,6 +16,7 @@ from interlock.call.phases import Call, Source
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.seldom import Seldom
+from interlock.store.port import EndedCall
 from interlock.telemetry.setup import Telemetry
 from interlock.telemetry.trace import Recording
 
@@ -24,9 +25,12 @@ _log = logging.getLogger("interlock.gateway")
 FAILING_AFTER = 30
 # The same trouble of the store is alerted once in this time.
 ALERT_EVERY_S = 60.0
+# The most calls whose last events are stored until somebody listens, and whose ends are remembered.
+MOST_UNHEARD = 1000
 _STORE = frozenset(("E3801", "E3803"))
 
 
+# many methods: one for each way in which something is told to listeners
 class Observer:
     """Notifies listeners and raises alerts. Costs nothing while nobody listens."""
 
@@ -41,6 +45,9 @@ class Observer:
         self.followers: dict[str, list[Listener]] = {}
         # All of them. While there are none, a call need not ask for its own.
         self.audience: list[Listener] = []
+        # Calls that ended before anybody listened: those whose process had died, found when the store was opened.
+        self._unheard: deque[EndedCall] | None = deque(maxlen=MOST_UNHEARD)
+        self._ends: dict[str, None] = {}
         self._numbers = itertools.count(1)
         self.metrics: Counter[str] = telemetry.metrics.signals
 
@@ -66,6 +73,9 @@ class Observer:
         """Add a listener for all calls. Returns a function that removes it."""
         self.listeners.append(listener)
         self.audience.append(listener)
+        unheard, self._unheard = self._unheard, None
+        if unheard:
+            self.ended(unheard)
 
         def stop() -> None:
             self.listeners.remove(listener)
@@ -98,6 +108,33 @@ class Observer:
         if isinstance(call.more.span, Recording):
             call.more.span.event("tool.alert", alert=name, severity=severity)
         self.emit("tool.alert", call, alert=name, **facts)
+
+    def ended(self, calls: Iterable[EndedCall]) -> None:
+        """Emit the last events of calls that no task of this process runs: their failure, and that there is a result.
+
+        Until somebody listens to all calls, they are stored for the first who does.
+        """
+        for one in calls:
+            if self._unheard is not None and one.call not in self.followers:
+                self._unheard.append(one)
+                continue
+            if not self.is_first_end(one.call):
+                continue
+            event = "canceled" if one.state == "canceled" else "failed"
+            self.mention(f"tool.invocation.{event}", one.call, one.tool, error_code=one.code)
+            self.mention("tool.result.created", one.call, one.tool)
+
+    def is_first_end(self, call_id: str) -> bool:
+        """Whether the end of a call was not announced yet. The last ends are remembered.
+
+        A ticket may end a call that its own task is about to end: both announce it, and one of them does.
+        """
+        if call_id in self._ends:
+            return False
+        self._ends[call_id] = None
+        if len(self._ends) > MOST_UNHEARD:
+            del self._ends[next(iter(self._ends))]
+        return True
 
     def announce(self, kind: str, invocation_id: str, tool: str, **data: Any) -> None:
         """Emit an alert that concerns no call that this process runs."""

@@ -30,7 +30,7 @@ from interlock.gateway import idempotency
 from interlock.store import facts, ledger, records
 from interlock.store import idempotency as idempotency_rows
 from interlock.store.calls import BEGUN
-from interlock.store.port import Store, Transaction, Unit
+from interlock.store.port import EndedCall, Store, Transaction, Unit
 from interlock.store.started_reads import LeftNotes
 
 if TYPE_CHECKING:
@@ -220,4 +220,5 @@ def _append_failed(transaction: Transaction, call_id: str, started: Json) -> Non
         "error_class": _CRASHED.error_class.value, "states": ["running", "failed"], "source": "synthetic",
         "outputSummary": None, "sideEffects": [], "latencyMs": None, "reason": "the process that ran it died",
     }  # fmt: skip
-    transaction.append("closed", call_id, records.encode(body))
+    ref = f"{started.get('toolId')}@{started.get('version')}"
+    transaction.close(EndedCall(call_id, ref, "failed", _CRASHED.code), records.encode(body))

@@ -48,7 +48,7 @@ from interlock.core.threads import DISK, SOON
 from interlock.store.changes import MAX_STALE_S, ChangeReader
 from interlock.store.failures import store_failure
 from interlock.store.home import Home
-from interlock.store.port import EarlyRow, Reader, Unit
+from interlock.store.port import EarlyRow, EndedCall, Reader, Unit
 from interlock.store.signing import Signer
 from interlock.store.writer import Waiting, Writer
 
@@ -124,6 +124,7 @@ class Journal:
         # `monotonic` is the time of the process where `clock` is another one.
         self.changes = ChangeReader(home, monotonic=monotonic or clock.monotonic, max_stale_s=max_stale_s)
         self._loop = asyncio.get_running_loop()
+        self._on_ended: Callable[[list[EndedCall]], None] = _unwatched
         self._pending: list[Waiting[Any]] = []
         self._scheduled = False
         self._committing = False
@@ -195,6 +196,13 @@ class Journal:
     def watch_clock(self, listener: Callable[[dict[str, Any]], None]) -> None:
         """Tell, on the loop, of every time that the machine's clock was found to have been set."""
         self.writer.time.on_step = lambda facts: _on_loop(self._loop, listener, facts)
+
+    def watch_ended(self, listener: Callable[[list[EndedCall]], None]) -> None:
+        """Tell, on the loop, of calls that were closed by somebody else than their task.
+
+        The listener is called after those who wait for the commit, so what they announce about it comes first.
+        """
+        self._on_ended = listener
 
     @property
     def crowded(self) -> bool:
@@ -316,6 +324,10 @@ class Journal:
                 future.set_result(waiting.value)
         if lost is not None:
             _log.error("what nobody waited for could not be written to the journal: %s", lost)
+        if self.writer.ended:
+            ended, self.writer.ended = self.writer.ended, []
+            # Those who wait have their turn first; behind a shield they need two.
+            self._loop.call_soon(self._loop.call_soon, self._on_ended, ended)
         # The writer's thread has the list until its next one comes, and what is in it may hold much.
         batch.clear()
         if self._pending:
@@ -370,9 +382,11 @@ class Journal:
             self._reader.close()
 
 
-def _on_loop(
-    loop: asyncio.AbstractEventLoop, listener: Callable[[dict[str, Any]], None], facts: dict[str, Any]
-) -> None:
+def _unwatched(_: list[EndedCall]) -> None:
+    pass
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, listener: Callable[[T], None], facts: T) -> None:
     try:
         loop.call_soon_threadsafe(listener, facts)
     except RuntimeError:

@@ -69,6 +69,15 @@ class EarlyRow(NamedTuple):
     values: Sequence[Any]
 
 
+class EndedCall(NamedTuple):
+    """A call that was closed by somebody else than its task: `tool` has the version, `state` is how it ended."""
+
+    call: str
+    tool: str
+    state: str
+    code: str
+
+
 class Transaction(Reader, Protocol):
     """Reads and writes rows and appends records to the journal, all of it or nothing."""
 
@@ -107,6 +116,10 @@ class Transaction(Reader, Protocol):
 
     def append(self, kind: str, call: str, body: bytes) -> None:
         """Add a record to the journal."""
+        ...
+
+    def close(self, ended: EndedCall, body: bytes) -> None:
+        """Add the closing record of a call that no task of this process runs; listeners get its events."""
         ...
 
     def has(self, kind: str, call: str) -> bool:

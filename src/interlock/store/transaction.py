@@ -23,7 +23,7 @@ import orjson
 
 from interlock.store.connection import Rows, SqliteConnection
 from interlock.store.last_head import GENESIS, HEAD, PURGED_HEAD
-from interlock.store.port import Changed, EarlyRow
+from interlock.store.port import Changed, EarlyRow, EndedCall
 
 T = TypeVar("T")
 
@@ -50,12 +50,13 @@ def _together(rows: Sequence[T]) -> Iterator[Sequence[T]]:
         start += count
 
 
+# many methods: those of the port, and what the writer needs to undo a unit
 class Transaction(Rows):
     """A transaction of a unit: the store's time, the tables, and the end of the chain."""
 
     __slots__ = (
-        "_changes", "_connection", "_first_later", "_head", "_later", "_looks", "_seq", "_written", "early", "notifies",
-        "now_ms", "rows", "soiled", "torn",
+        "_changes", "_connection", "_first_later", "_head", "_later", "_looks", "_seq", "_written", "early",
+        "ended", "notifies", "now_ms", "rows", "soiled", "torn",
     )  # fmt: skip
 
     def __init__(self, connection: SqliteConnection, seq: int, head: bytes, now_ms: int) -> None:
@@ -77,6 +78,8 @@ class Transaction(Rows):
         self.notifies = False  # it stays so where the unit that has set it is undone
         # Whether a piece of work failed and could not be undone by itself: then nothing of the transaction may stay.
         self.torn = False
+        # Calls that a record of this transaction closes, and that no task of this process runs, by their id.
+        self.ended: dict[str, EndedCall] | None = None
         # Whether a piece of work failed after it had written, and what it wrote is still there.
         self.soiled = False
 
@@ -89,6 +92,18 @@ class Transaction(Rows):
         self._seq = seq = self._seq + 1
         self._head = head = hashlib.sha256(self._head + seq.to_bytes(8, "big") + body).digest()
         self.rows.append((seq, kind, call, body, head))
+
+    def close(self, ended: EndedCall, body: bytes) -> None:
+        """Close a call that no task of this process runs. Who watches for that is told once it is committed."""
+        self.append("closed", ended.call, body)
+        if self.ended is None:
+            self.ended = {}
+        self.ended[ended.call] = ended
+
+    def committed(self) -> list[EndedCall]:
+        """The calls that were closed so. What a unit closed that was undone is not among them."""
+        ended = self.ended or {}
+        return [ended[call] for _, kind, call, *_ in self.rows if kind == "closed" and call in ended]
 
     def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> Changed:
         if self._later:

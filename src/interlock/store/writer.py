@@ -24,7 +24,7 @@ from interlock.store.connection import OutcomeUnknown, Refused
 from interlock.store.failures import no_room, store_failure
 from interlock.store.home import Home
 from interlock.store.last_head import anchor_line
-from interlock.store.port import EarlyRow, Unit
+from interlock.store.port import EarlyRow, EndedCall, Unit
 from interlock.store.signing import Signer
 from interlock.store.timekeeping import StoreTime
 from interlock.store.transaction import Transaction, head_of, insert
@@ -73,6 +73,8 @@ class Writer:
         self._compared = 0
         self.turns = home.queue()
         self.lock = threading.Lock()
+        # Calls that the last batch closed for somebody else than their task; the journal tells of them.
+        self.ended: list[EndedCall] = []
         # How long a commit takes, on average of the last ones.
         self.commit_s = 0.0
         # A server of a database keeps its log itself.
@@ -169,6 +171,8 @@ class Writer:
             self.time.written()
         if anchor is not None:
             self._anchors.note(anchor)
+        if transaction.ended is not None:
+            self.ended += transaction.committed()
 
     def _end(self) -> tuple[int, bytes]:
         """The end of the chain. Refuses (E3804) a store that lacks what this process has written or read."""

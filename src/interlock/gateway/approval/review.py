@@ -82,8 +82,7 @@ class Reviews:
         ticket = await self._journal.commit(tickets.withdraw(call_id, by.acting))
         if ticket is None:
             return False
-        for event, facts in (("cancel_requested", {"answer": "canceled"}), ("canceled", {"error_code": "E3703"})):
-            self._gateway.observer.mention(f"tool.invocation.{event}", call_id, ticket.ref, **facts)
+        self._gateway.observer.mention("tool.invocation.cancel_requested", call_id, ticket.ref, answer="canceled")
         return True
 
     async def sweep(self) -> list[Happening]:

@@ -129,7 +129,7 @@ class FailureWriter:
         if settlement == "unknown" and not written.ended_before:
             self._unrecorded.alert_unknown(call)
         self._observer.closed(call, metadata, source, failure)
-        if self._observer.has_listeners(call):
+        if self._observer.has_listeners(call) and self._observer.is_first_end(call.id):
             event = _EVENT_OF_STATE.get(state, "failed")
             self._observer.emit(f"tool.invocation.{event}", call, error_code=failure.code)
             self._observer.emit("tool.result.created", call)
@@ -182,6 +182,9 @@ class FailureWriter:
             call.move("failed")
         if settlement == "unknown" and not written.ended_before:
             self._unrecorded.alert_unknown(call)
+        if self._observer.has_listeners(call) and self._observer.is_first_end(call.id):
+            self._observer.emit("tool.invocation.failed", call, error_code=failure.code)
+            self._observer.emit("tool.result.created", call)
         metadata: Json = {"latency_ms": latency_ms}
         return Result(
             invocation_id=call.id,

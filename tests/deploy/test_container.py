@@ -6,11 +6,15 @@ The engine is podman with runc. Limits are stated, because a test machine may no
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import json
 import secrets
 import subprocess
+import tarfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ import httpx
 import pytest
 
 from tests.needs import need
+from tests.support import image_layers
 from tests.thorough import THOROUGH
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +116,35 @@ def has_no_secrets_compilers_or_caches(root: Path) -> None:
         assert ((root / volume).stat().st_uid, (root / volume).stat().st_mode & 0o777) == (1000, 0o700)
     keys = [path for kind in ("*.key", "*.ed25519", "*.pem") for path in (root / "opt").rglob(kind)]
     assert {path.name for path in keys} <= {"cacert.pem", "roots.pem"}  # public, of certificate authorities
+
+
+def every_file_of_its_layers_came_with_something_it_needs(root: Path, archive: Path) -> None:
+    """Also files that a later layer removes again: whoever has the image has its layers."""
+    podman("save", "--format=docker-archive", "--output", archive, IMAGE)
+    (inspected,) = json.loads(podman("image", "inspect", IMAGE))
+    (base,) = json.loads(podman("image", "inspect", BASE))
+    own = image_layers.layers(archive)[len(base["RootFS"]["Layers"]) :]
+    assert len(own) == 3  # packages, the account, the program
+    environment = root / "opt" / "interlock"
+    distributions = image_layers.distributions(environment)
+    assert set(distributions) == image_layers.needed(environment, "interlock")
+    known = {path: digest for files in distributions.values() for path, digest in files.items()}
+    packages = image_layers.of_packages(root)
+    installed = set[str]()
+    for files in own:
+        assert image_layers.without_origin(files, packages, "opt/interlock", known) == []
+        for one in files:
+            assert not image_layers.PRIVATE_KEY.search(one.content), one.path
+            # The user of the server can change nothing of it, and become nobody else.
+            assert one.owner == 0, one.path
+            assert one.link or not one.mode & 0o6002, one.path
+            if one.path.startswith("var/lib/dpkg/info/") and one.path.endswith(".list"):
+                installed.add(Path(one.path).stem.partition(":")[0])
+    assert installed == {"bubblewrap"}
+    names = {line.partition("=")[0] for line in inspected["Config"]["Env"]}
+    assert names - {line.partition("=")[0] for line in base["Config"].get("Env") or ()} <= {
+        "PATH", "INTERLOCK_HOME", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED",
+    }  # fmt: skip
 
 
 def wait_until_ready(base: str) -> None:
@@ -220,6 +254,36 @@ def test_the_image_runs_as_user_1000_read_only_and_holds_what_it_needs_alone(tmp
     with built(tmp_path / "base") as root:
         looks_right()
         has_no_secrets_compilers_or_caches(root)
+        every_file_of_its_layers_came_with_something_it_needs(root, tmp_path / "image.tar")
         serves_confined_and_goes_on_in_the_next_container()
         its_health_check_fails_without_a_server()
         runs_as_a_service_of_systemd(tmp_path)
+
+
+def test_a_file_without_an_origin_is_found_in_the_layer_that_has_it(tmp_path: Path) -> None:
+    """A later layer removes a file that an earlier one should not have."""
+    program = b"print()"
+    digest = base64.urlsafe_b64encode(hashlib.sha256(program).digest()).decode().rstrip("=")
+    contents = (
+        {"opt/interlock/lib/one.py": program, "usr/bin/bwrap": b"", "etc/pip.conf": b""},
+        {"root/.netrc": b"password", "opt/interlock/lib/one.py": b"other", "etc/pip.conf": b"[global]"},
+        {"root/.wh..netrc": b"", "bin/bwrap": b"", "opt/interlock/pyvenv.cfg": b"home"},
+    )
+    members = {f"{number}.tar": _packed(content) for number, content in enumerate(contents)}
+    manifest = json.dumps([{"Layers": [*members]}]).encode()
+    (tmp_path / "image.tar").write_bytes(_packed({**members, "manifest.json": manifest}))
+    found = [
+        image_layers.without_origin(files, frozenset({"usr/bin/bwrap"}), "opt/interlock", {"lib/one.py": digest})
+        for files in image_layers.layers(tmp_path / "image.tar")
+    ]
+    assert found == [[], ["root/.netrc", "opt/interlock/lib/one.py", "etc/pip.conf"], []]
+
+
+def _packed(contents: Mapping[str, bytes]) -> bytes:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return whole.getvalue()

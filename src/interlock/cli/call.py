@@ -10,6 +10,7 @@ import click
 from interlock.cli.command import acting, as_holder, at_server, over_home
 from interlock.cli.completion import tool_names
 from interlock.cli.environment import clear_credentials
+from interlock.cli.over_call import TargetCall, over_call
 from interlock.cli.result_json import result_json
 from interlock.cli.values import json_value
 from interlock.cli.viewer import Local, Remote, Viewer
@@ -386,9 +387,8 @@ async def _follow_at_server(server: Server, out: Output, /, call_id: str) -> int
 @click.command(short_help="Wait until a call has ended or waits for a person.")
 @at_server(_follow_at_server)
 @click.argument("call_id", metavar="ID")
-@as_holder
-@over_home
-async def follow(app: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
+@over_call
+async def follow(app: Interlock, out: Output, target: TargetCall, /) -> int:
     """Wait until a call has ended or waits for a person, and show how it stands.
 
     With --server, progress that its tool reports is shown on a terminal meanwhile. Exits 0 when it succeeded, 1 when it
@@ -398,9 +398,7 @@ async def follow(app: Interlock, out: Output, /, call_id: str, token: str | None
     interlock calls follow 01JCXK2M4Q8Z…
     interlock --server URL calls follow 01JCXK2M4Q8Z…
     """
-    from interlock.api.history import find
     from interlock.api.service import Service
 
-    caller = await acting(app, token)
-    found, service = await find(app.journal, call_id, caller), Service(app)
-    return await _until_ended(out, lambda: service.calls.find(found.call, caller))
+    service = Service(app)
+    return await _until_ended(out, lambda: service.calls.find(target.call, target.caller))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from interlock.cli.call import answer, answer_from, answer_resumed, part, send
-from interlock.cli.command import acting, as_holder, at_server, looking, over_home, refuse_token
+from interlock.cli.command import at_server, looking, refuse_token
 from interlock.cli.output import Output
+from interlock.cli.over_call import TargetCall, over_call
 from interlock.cli.viewer import Remote
 
 if TYPE_CHECKING:
@@ -26,19 +27,14 @@ async def _undo_at_server(server: Server, out: Output, /, call_id: str, key: str
 @at_server(_undo_at_server)
 @click.argument("call_id", metavar="ID")
 @click.option("--key", required=True, help="Your own key for the undoing; sent twice, it runs once.")
-@as_holder
-@over_home
-async def undo(app: Interlock, out: Output, /, call_id: str, key: str, token: str | None) -> int:
+@over_call
+async def undo(app: Interlock, out: Output, target: TargetCall, /, key: str) -> int:
     """Run the compensation that a call stored when it succeeded. It is governed and recorded like any call.
 
     \b
     interlock calls undo 01JCXK2M4Q8Z… --key undo-order-17
     """
-    from interlock.api.history import find
-
-    caller = await acting(app, token)
-    found = await find(app.journal, call_id, caller)
-    return await answer(app, out, await app.undo(found.call, key=key, caller=caller))
+    return await answer(app, out, await app.undo(target.call, key=key, caller=target.caller))
 
 
 async def _cancel_at_server(server: Server, out: Output, /, call_id: str, reason: Reason) -> int:
@@ -55,9 +51,8 @@ async def _cancel_at_server(server: Server, out: Output, /, call_id: str, reason
     default="interruption",
     help="Why: it labels the result. With discard, the result of a finished call is removed.",
 )
-@as_holder
-@over_home
-async def cancel(app: Interlock, out: Output, /, call_id: str, reason: Reason, token: str | None) -> int:
+@over_call
+async def cancel(app: Interlock, out: Output, target: TargetCall, /, reason: Reason) -> int:
     """Ask for a call to end that runs, is queued or waits for a person, whichever process runs it.
 
     The answer is canceled, unsupported (its tool cannot be cancelled) or finished (it has ended).
@@ -66,12 +61,10 @@ async def cancel(app: Interlock, out: Output, /, call_id: str, reason: Reason, t
     interlock calls cancel 01JCXK2M4Q8Z…
     interlock calls cancel 01JCXK2M4Q8Z… --reason discard
     """
-    from interlock.api.history import find
     from interlock.api.service import Service
 
-    caller = await acting(app, token)
-    found = await find(app.journal, call_id, caller)
-    return _answer_cancel(out, found.call, await Service(app).calls.cancel(found.call, caller, reason), reason)
+    outcome = await Service(app).calls.cancel(target.call, target.caller, reason)
+    return _answer_cancel(out, target.call, outcome, reason)
 
 
 def _answer_cancel(out: Output, call_id: str, answer: str, reason: Reason) -> int:

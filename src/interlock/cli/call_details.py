@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.call import answer_status, part
-from interlock.cli.command import acting, as_holder, at_server, held_token, over_home, reading
+from interlock.cli.command import at_server, held_token, reading
 from interlock.cli.output import Output
+from interlock.cli.over_call import TargetCall, over_call
 from interlock.cli.viewer import AtRest, Remote, Viewer, with_names
 
 if TYPE_CHECKING:
@@ -122,9 +123,8 @@ def _short(value: Any) -> str:
 @click.command()
 @click.argument("call_id", metavar="ID")
 @click.argument("directory", metavar="[DIR]", default=".", type=click.Path(file_okay=False))
-@as_holder
-@over_home
-async def save(app: Interlock, out: Output, /, call_id: str, directory: str, token: str | None) -> int:
+@over_call
+async def save(app: Interlock, out: Output, target: TargetCall, /, directory: str) -> int:
     """Write the files that a call of yours left to DIR, or here. Nothing that is there already is written over.
 
     \b
@@ -132,16 +132,13 @@ async def save(app: Interlock, out: Output, /, call_id: str, directory: str, tok
     """
     from pathlib import Path
 
-    from interlock.api.history import find
     from interlock.cli import artifacts
     from interlock.core.errors import Failure
 
-    caller = await acting(app, token)
-    history = await find(app.journal, call_id, caller)
-    left = history.artifacts
+    left = target.history.artifacts
     if not left:
-        raise Failure("E3702", f"call {history.call} left no files")
-    files = artifacts.check({one: await app.read_payload(one.ref, caller=caller) for one in left})
+        raise Failure("E3702", f"call {target.call} left no files")
+    files = artifacts.check({one: await app.read_payload(one.ref, caller=target.caller) for one in left})
     paths = artifacts.save(files, Path(directory))
 
     def show(page: Page) -> None:
@@ -165,18 +162,14 @@ async def _checkpoints_at_server(server: Server, out: Output, /, call_id: str) -
 @click.command(short_help="The checkpoints of a call of yours, oldest first.")
 @at_server(_checkpoints_at_server)
 @click.argument("call_id", metavar="ID")
-@as_holder
-@over_home
-async def checkpoints(app: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
+@over_call
+async def checkpoints(app: Interlock, out: Output, target: TargetCall, /) -> int:
     """The checkpoints of a call of yours, oldest first; with --json, the saved states too.
 
     \b
     interlock calls checkpoints 01JCXK2M4Q8Z…
     """
-    from interlock.api.history import find
-
-    caller = await acting(app, token)
-    saved = await app.checkpoints((await find(app.journal, call_id, caller)).call, caller=caller)
+    saved = await app.checkpoints(target.call, caller=target.caller)
     return _answer_checkpoints(out, [one.document() for one in saved])
 
 
@@ -210,19 +203,16 @@ async def _inputs_at_server(server: Server, out: Output, /, call_id: str) -> int
 @click.command(short_help="The arguments that were sent and those the tool got.")
 @at_server(_inputs_at_server)
 @click.argument("call_id", metavar="ID")
-@as_holder
-@over_home
-async def inputs(app: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
+@over_call
+async def inputs(app: Interlock, out: Output, target: TargetCall, /) -> int:
     """The arguments that a call was sent and those that its tool got, with every difference and its source.
 
     \b
     interlock calls inputs 01JCXK2M4Q8Z…
     """
-    from interlock.api.history import find
     from interlock.api.service import Service
 
-    caller = await acting(app, token)
-    return _answer_inputs(out, await Service(app).calls.inputs((await find(app.journal, call_id, caller)).call, caller))
+    return _answer_inputs(out, await Service(app).calls.inputs(target.call, target.caller))
 
 
 def _answer_inputs(out: Output, document: Json) -> int:
@@ -262,9 +252,8 @@ async def _trace_at_server(server: Server, out: Output, /, call_id: str, url: st
 @at_server(_trace_at_server)
 @click.argument("call_id", metavar="ID")
 @click.option("--url", metavar="URL", help="The server that made the call; its spans are read over REST with a token.")
-@as_holder
-@over_home
-async def trace(app: Interlock, out: Output, /, call_id: str, url: str | None, token: str | None) -> int:
+@over_call
+async def trace(app: Interlock, out: Output, target: TargetCall, /, url: str | None) -> int:
     """The spans of the trace that a call belongs to: its steps, how long each took and how it ended.
 
     Spans are kept by the process that made the call, if it traces calls (trace_ratio). Without --url, one span is shown
@@ -274,18 +263,15 @@ async def trace(app: Interlock, out: Output, /, call_id: str, url: str | None, t
     interlock calls trace 01JCXK2M4Q8Z…
     interlock calls trace 01JCXK2M4Q8Z… --url http://127.0.0.1:8080 --token "$TOKEN"
     """
-    from interlock.api.history import find
     from interlock.api.service import Service
 
-    caller = await acting(app, token)
-    call = (await find(app.journal, call_id, caller)).call
     if url is None:
-        document = await Service(app).calls.trace(call, caller)
+        document = await Service(app).calls.trace(target.call, target.caller)
     else:
         from interlock.cli.remote import Server
 
-        server = Server(url, token or held_token(), insecure=out.session.insecure)
-        document = await server.get(f"/v1/calls/{call}/trace")
+        server = Server(url, target.token or held_token(), insecure=out.session.insecure)
+        document = await server.get(f"/v1/calls/{target.call}/trace")
     return _answer_trace(out, document)
 
 

@@ -42,8 +42,11 @@ _META = {
 }
 
 
-# Functions that serve many calls: they write to the database, wake those who wait for that, or look after all calls.
-_FOR_MANY = frozenset(("Journal._flush", "Journal._settle", "ActiveCalls._arm", "ActiveCalls._sweep", "Sharing._look"))
+# Functions that serve many calls: they write to the database, wake those who wait for that, look after all calls, or
+# check the policy files for changes.
+_FOR_MANY = frozenset((
+    "Journal._flush", "Journal._settle", "ActiveCalls._arm", "ActiveCalls._sweep", "Sharing._look", "Policies._look",
+))  # fmt: skip
 
 Functions = Counter[tuple[str, str]]
 

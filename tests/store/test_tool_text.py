@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -83,14 +86,14 @@ execution: {target: "counting.py:count"}
 """
 
 
-def machines(tmp_path: Path, store: str) -> tuple[Cli, Cli]:
+def machines(tmp_path: Path, store: str, more: str = "") -> tuple[Cli, Cli]:
     """Two machines. Only the first one has the files of the tools, which it has added."""
     clis: list[Cli] = []
     for name in "ab":
         (tmp_path / name).mkdir()
         clis.append(Cli(tmp_path / name, {"INTERLOCK_STORE": store}))
     first, second = clis
-    (first.path / "note_tools.py").write_text(TOOL)
+    (first.path / "note_tools.py").write_text(TOOL + more)
     (first.path / "words.py").write_text(WORDS)
     (first.path / "counting.py").write_text("def count(word):\n    return len(word)\n")
     (first.path / "counting.yaml").write_text(MANIFEST)
@@ -144,6 +147,26 @@ async def test_a_text_that_is_stored_later_is_found_by_machines_that_run(
             return (await app.call("notes.whole", name="you")).ok
 
         await until(runs)
+
+
+async def test_a_large_text_is_read_apart_from_the_event_loop(tmp_path: Path, postgres_server: Server) -> None:
+    store = postgres_server.new_schema()
+    _, second = machines(tmp_path, store, "# A line of a module that has many of them.\n" * 1000)
+    on_the_loop = Counter[str]()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            on_the_loop[frame.f_code.co_qualname] += 1
+
+    async with Interlock.open(second.home, store=store, housekeeping=False) as app:
+        sys.setprofile(note)
+        try:
+            result = await app.call("notes.whole", name="you")
+        finally:
+            sys.setprofile(None)
+    assert result.unwrap() == "hello you"
+    assert on_the_loop["Interlock.call"] > 0
+    assert on_the_loop["tool_of_text"] == 0
 
 
 def test_a_text_that_was_changed_in_the_store_is_not_run(tmp_path: Path, postgres_server: Server) -> None:

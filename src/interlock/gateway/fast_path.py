@@ -203,9 +203,8 @@ class FastPath:
             now_ms = self._clock.now_ms()
             body = records.read(read.id, now_ms, read.trace_id, read.input_hash, latency_ms, value, size, read.rest)
             batched = self._batched and not self._journal.crowded
-            written = self._journal.append("closed", read.id, body, awaited=not batched)
-            if batched and self._started.answer(read.id, body, written):
-                written = None
+            if not batched or not self._started.answer(read.id, body, self._journal.record):
+                written = self._journal.append("closed", read.id, body, awaited=not batched)
         except Exception:  # noqa: BLE001 - the phases find the same, and do what has to be done about it
             return read
         assert read.decision is not None

@@ -83,8 +83,8 @@ class Finisher:
         ):  # fmt: skip
             body = records.closed_read(call, now_ms, metadata["latency_ms"], call.more.source, verified)
             batched = self._batched and not self._journal.crowded
-            written = self._journal.append("closed", call.id, body, awaited=not batched)
-            if not batched or not self._started.answer(call.id, body, written):
+            if not batched or not self._started.answer(call.id, body, self._journal.record):
+                written = self._journal.append("closed", call.id, body, awaited=not batched)
                 call.recorded = True
                 await written
         else:

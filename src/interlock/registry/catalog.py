@@ -200,7 +200,9 @@ class Catalog:
             if stored.manifest is None:
                 return None
             content = self._stored.contents[stored.digest] = Content(stored.manifest, stored.digest)
-        return Version(_row(stored, content.manifest), partial(self._bind, source=source), content)
+        text = self._stored.texts.get(stored.digest)
+        size = len(text) if isinstance(text, bytes) else 0
+        return Version(_row(stored, content.manifest), partial(self._bind, source=source), content, size)
 
     async def exact(self, address: str, version: str, caller: object = None) -> Version:
         """Return a version by its full name, whatever its state: its calls must stay undoable."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from interlock.contract.declare import Tool
     from interlock.contract.manifest import LifecycleState
 
-_LARGE = 16_384  # characters of a manifest that take some milliseconds to compile
+_LARGE = 16_384  # characters of a manifest, or of the text of a tool, that take some milliseconds to compile
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,12 @@ def _stated(mutation_class: str | None) -> Mapping[str, Any]:
 class Version:
     """A registered version, compiled: its contract, its state, and the function behind it."""
 
-    def __init__(self, row: Row, bind: Callable[[Row], Tool[..., Any]], content: Content) -> None:
+    def __init__(self, row: Row, bind: Callable[[Row], Tool[..., Any]], content: Content, text_size: int = 0) -> None:
+        """Make a version. `text_size` is the length of the text that its function is made of, if it is in the store."""
         self.row = row
         self.content = content
         self._bind = bind
+        self._has_large_text = text_size >= _LARGE
         self._bound: Tool[..., Any] | None = None
         self._prepared: Prepared | None = None
         self._compiled = False
@@ -121,12 +123,18 @@ class Version:
 
     @property
     def at_hand(self) -> bool:
-        """Whether `prepared` returns at once. Otherwise a large contract has to be compiled first: see `compile`."""
-        return self._compiled or self._prepared is not None or len(self.content.manifest) < _LARGE
+        """Whether `prepared` returns at once. Otherwise a large contract or text has to be compiled first: see
+        `compile`.
+        """
+        small = len(self.content.manifest) < _LARGE and not self._has_large_text
+        return small or self._compiled or self._prepared is not None
 
     def compile(self) -> None:
-        """Compile the contract, on a thread apart from the event loop. The code behind it is bound on the loop."""
-        if self.row.origin.startswith(("upstream:", "library:")):  # nothing is imported for these
+        """Compile the contract, on a thread apart from the event loop.
+
+        The code behind it is bound on the loop, unless nothing is imported for it.
+        """
+        if self._has_large_text or self.row.origin.startswith(("upstream:", "library:")):
             with contextlib.suppress(Failure):  # raised again when the version is asked for
                 _ = self.prepared
         else:

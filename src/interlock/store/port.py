@@ -255,8 +255,13 @@ class Store(Protocol):
         """Make one record durable: await the result. One that is not `awaited` goes with the next batch."""
         ...
 
-    def record(self, kind: str, call: str, body: bytes) -> None:
-        """Write one record soon, without waiting for the disk."""
+    def record(
+        self, kind: str, call: str, body: bytes, on_written: Callable[[BaseException | None], None] | None = None
+    ) -> None:
+        """Write one record soon, without waiting for the disk.
+
+        `on_written` is called on the event loop when the record is written, or with the error; never within this call.
+        """
         ...
 
     def post(self, unit: Unit[Any]) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -35,6 +35,9 @@ _HEAD: Final = 5
 _LONGEST: Final = SLOT - _HEAD
 _SUFFIX: Final = ".reads"
 
+# Queues a record: its kind, the id of its call, its body, and what to call when it is written or cannot be.
+Write: TypeAlias = Callable[[str, str, bytes, Callable[[BaseException | None], None]], None]
+
 
 class StartedReads:
     """The notes of one process. The file is made for the first of them."""
@@ -45,8 +48,10 @@ class StartedReads:
         # The places of slots that are free, and of those in use by the ids of their calls.
         self.free: list[int] = []
         self.used: dict[str, int] = {}
-        # The same of closing records that are not written yet.
-        self.answered: dict[str, tuple[int, Future[None]]] = {}
+        # The same of closing records that are not written yet, and how many of them still may be.
+        self.answered: dict[str, int] = {}
+        self._expected = 0
+        self._settled: Future[None] | None = None
         self._is_refused = False
         # Whether the last one of them could not be written, which is in the log once.
         self._is_left = False
@@ -74,42 +79,46 @@ class StartedReads:
             self.memory[at] = 0
             self.free.append(at)
 
-    def answer(self, call: str, record: bytes, written: Future[None]) -> bool:
-        """Note the closing record of a read in place of its start, until it is written. False if there is no room.
+    def answer(self, call: str, record: bytes, write: Write) -> bool:
+        """Queue the closing record of a read with `write`, and note it in place of the start of the read until it is
+        written. False, and it is not queued, if there is no room for the note.
 
         INVARIANT: at every moment one of both notes counts, or both; a closing record counts more.
         """
         memory = self.memory or self._open()
         if memory is None or not self.free or len(record) > _LONGEST:
             return False
+        write("closed", call, record, partial(self._forget, call))
         at = self.free.pop()
         memory[at + 1 : at + _HEAD + len(record)] = len(record).to_bytes(4, "little") + record
         memory[at] = 1
-        self.answered[call] = at, written
+        self.answered[call] = at
+        self._expected += 1
         self.end(call)
-        written.add_done_callback(partial(self._forget, call))
         return True
 
-    def _forget(self, call: str, written: Future[None]) -> None:
+    def _forget(self, call: str, error: BaseException | None) -> None:
         """Remove the closing record of a read that is in the journal now. One that could not be written stays."""
-        error = "the loop has ended" if written.cancelled() else written.exception()
+        self._expected -= 1
         if error is not None:
             if not self._is_left:
                 _log.error("records of reads that were answered are left to the next process: %s", error)
             self._is_left = True
         elif self.memory is not None:
             self._is_left = False
-            at, _ = self.answered.pop(call)
+            at = self.answered.pop(call)
             self.memory[at] = 0
             self.free.append(at)
+        if self._settled is not None and not self._expected and not self._settled.done():
+            self._settled.set_result(None)
 
     async def settle(self) -> None:
         """Wait until the closing records of all reads are written, or cannot be."""
-        from asyncio import wait  # commands that look at a data directory do without it
+        from asyncio import get_running_loop  # commands that look at a data directory do without it
 
-        # Also for those that are written: their notes are removed in the next turn of the loop.
-        if self.answered:
-            await wait([one for _, one in self.answered.values()])
+        if self._expected:
+            self._settled = get_running_loop().create_future()
+            await self._settled
 
     def _open(self) -> mmap.mmap | None:
         """Make the file. If that fails once it is not tried again, so that reads do not pay for it."""

@@ -254,6 +254,13 @@ def test_searches_load_no_stemmers_of_other_languages_and_no_metadata_of_package
 
 
 @OF_A_FILE
+def test_an_examination_loads_no_driver_of_a_server_and_no_settings(cli: Cli) -> None:
+    _, others, own = loaded(cli.home, "doctor")
+    assert not others & {"psycopg", "yaml"}
+    assert "interlock.settings" not in own
+
+
+@OF_A_FILE
 def test_default_settings_are_shown_without_their_models(cli: Cli) -> None:
     said, others, own = loaded(cli.home, "config", "show")
     assert "housekeeping" in said

@@ -40,6 +40,11 @@ def defaults_if_unstated(path: Path) -> Settings | None:
     return cast("Settings", Defaults(document))
 
 
+def names() -> list[str]:
+    """The names of all settings, in the order of the model's fields."""
+    return list(Defaults(orjson.loads(FILE.read_bytes())).plain())
+
+
 class Defaults:
     """Settings, or a part of them, with the attributes of the model. Whatever else is asked of it, the model answers.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from interlock.call.endpoints import listing_tools
 from interlock.call.surface_rules import Excluded, ModelRule, Pinned
 from interlock.contract.manifest import Approval, BreakerRule, NetworkPolicy
 from interlock.core.errors import Failure
-from interlock.core.variables import PREFIX, variable
+from interlock.core.variables import PREFIX, nearest, variable
 from interlock.data import addresses
 from interlock.data.bounds import MOST_REQUEST_VALUES
 from interlock.data.documents import Malformed, read_json
@@ -596,11 +595,6 @@ _MOST = 5
 _EXPRESSIONS = frozenset({"redact_patterns", "redact_names", "selection_rules"})
 _KEEP_APART = "keep it apart, in a file or under `interlock secrets set`, and name that here (a database's: PGPASSFILE)"
 _CORRECT = "correct what is named, or remove it; the settings reference describes each one; then: interlock doctor"
-
-
-def nearest(name: str, names: Iterable[str], alike: float = 0.6) -> str | None:
-    """The most similar of some names, if one is similar enough."""
-    return next(iter(difflib.get_close_matches(name, names, 1, alike)), None)
 
 
 def credential_faults(values: Mapping[str, Any]) -> list[tuple[tuple[int | str, ...], str]]:

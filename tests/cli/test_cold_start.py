@@ -182,6 +182,7 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(cli:
     ("words", "most"),
     [
         ("health", 240), ("surface show", 246), ("policy explain me demo.post", 252), ("tools search balance", 252),
+        ("tools select balance", 282),
     ],
 )  # fmt: skip
 def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(cli: Cli, words: str, most: int) -> None:
@@ -234,12 +235,28 @@ def test_commands_that_read_no_contract_load_no_models(cli: Cli, words: str) -> 
     "words",
     [
         "policy explain me demo.post", "tools search balance", "tools export --format anthropic", "surface show",
+        "tools select balance",
     ],
 )  # fmt: skip
 def test_commands_that_read_admitted_contracts_load_no_models(cli: Cli, words: str) -> None:
     said, others, own = loaded(cli.home, *words.split())
     assert "demo" in said
     assert not {"pydantic", "pydantic_core"} & others
+    assert "interlock.settings" not in own
+
+
+@OF_A_FILE
+@pytest.mark.parametrize("words", ["tools search balance", "tools select balance"])
+def test_searches_load_no_stemmers_of_other_languages_and_no_metadata_of_packages(cli: Cli, words: str) -> None:
+    _, others, _ = loaded(cli.home, *words.split())
+    assert "numpy" in others
+    assert not {"email", "snowballstemmer"} & others
+
+
+@OF_A_FILE
+def test_an_examination_loads_no_driver_of_a_server_and_no_settings(cli: Cli) -> None:
+    _, others, own = loaded(cli.home, "doctor")
+    assert not others & {"psycopg", "yaml"}
     assert "interlock.settings" not in own
 
 

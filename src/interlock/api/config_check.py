@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.core.record import NamedTuple
+from interlock.core.variables import PREFIX, nearest, variable
+from interlock.default_settings import names
 
 if TYPE_CHECKING:
     from interlock.core.errors import Failure
@@ -29,13 +31,10 @@ def check_files(home: Home, overlays: Iterable[Path] = ()) -> list[Checked]:
 
 def mistyped_variables() -> list[tuple[str, str]]:
     """Variables that set nothing and have nearly the name of one that would, with that name."""
-    from interlock.core.variables import variable
-    from interlock.settings import Settings, nearest
-
-    known = Settings.model_fields
+    known = names()
     found: list[tuple[str, str]] = []
-    for name in sorted(name for name in os.environ if name.startswith("INTERLOCK_")):
-        stated = name.removeprefix("INTERLOCK_").lower()
+    for name in sorted(name for name in os.environ if name.startswith(PREFIX)):
+        stated = name.removeprefix(PREFIX).lower()
         # Other variables are called so as well; what is as near as this is a slip of the pen.
         meant = None if stated in known else nearest(stated, known, alike=0.8)
         if meant is not None:

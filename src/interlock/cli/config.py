@@ -66,7 +66,7 @@ def _answer_settings(out: Output, place: Json, settings: list[Json], names: tupl
     known = [str(one["name"]) for one in settings]
     for name in names:
         if name not in known:
-            from interlock.settings import nearest
+            from interlock.core.variables import nearest
 
             meant = nearest(name, known)
             raise click.UsageError(f"there is no setting `{name}`" + (f"; did you mean `{meant}`?" if meant else ""))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from interlock.cli.command import without_home
+from interlock.cli.command import without_home, without_plugins
 from interlock.cli.output import Output
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def doctor(out: Output, /) -> int:
     interlock doctor
     interlock --home /srv/interlock doctor --json
     """
+    without_plugins()  # as for a call, which loads the same modules
     from interlock._version import __version__
     from interlock.api.doctor import examine_at
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from interlock.cli.command import acting, as_holder, at_server, over_home
+from interlock.cli.command import acting, as_holder, at_server, over_home, without_vector_threads
 from interlock.cli.completion import tool_names
 from interlock.cli.output import Output
 
@@ -55,6 +55,7 @@ async def select(app: Interlock, out: Output, /, words: tuple[str, ...], token: 
     interlock tools select "how much is in the cash account"
     interlock tools select "post 250 to cash" --json
     """
+    without_vector_threads()
     made = await app.select(" ".join(words), caller=await acting(app, token), door="cli", **options)
     return _answer(out, made.document())
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli import admission, retirement, selection, window
-from interlock.cli.command import acting, as_holder, at_rest, at_server, looking, over_home, reading
+from interlock.cli.command import (
+    acting,
+    as_holder,
+    at_rest,
+    at_server,
+    looking,
+    over_home,
+    reading,
+    without_vector_threads,
+)
 from interlock.cli.completion import tool_names
 from interlock.cli.output import Output, Session
 
@@ -193,6 +202,7 @@ async def search(app: Interlock, out: Output, /, words: tuple[str, ...], limit: 
     interlock tools search balance
     interlock tools search "tell a customer that the parcel is late" --limit 5
     """
+    without_vector_threads()
     caller = await acting(app, token)
     found = await app.search(" ".join(words), limit=limit, by=by, caller=caller)
     return _answer_search(out, [one.document() for one in found], found.facts())

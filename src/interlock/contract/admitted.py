@@ -88,6 +88,9 @@ class Admitted(_Facts):
                 None if document.get(name) is None else _part(document[name], {**fields, **native}, self._part, name)
             )
         own = None if values["execution"] is None else values["execution"].native.get(OWN_DESCRIPTION)
+        # In JSON, whole numbers are written without a point.
+        cost = document.get("estimated_cost")
+        values["estimated_cost"] = None if cost is None else float(cost)
         values["full_description"] = values["description"] if own is None else str(own)
         stated: list[Json] = document.get("effects") or []
         values["effects"] = tuple(_part(one, EFFECT, self._effect, at) for at, one in enumerate(stated))

@@ -18,12 +18,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
-import pydantic
 
-from interlock.contract.manifest import LifecycleState, Uri
 from interlock.contract.versions import resolve
 from interlock.core.clock import iso, new_id
 from interlock.core.errors import Failure
@@ -32,6 +30,9 @@ from interlock.data.schema import Json
 from interlock.store import facts, ledger, records, tools
 from interlock.store.port import Store, Transaction, Unit
 from interlock.store.tools import Notice, bump_epoch
+
+if TYPE_CHECKING:
+    from interlock.contract.manifest import LifecycleState
 
 Happening = Literal[
     "DEPRECATION_MIGRATION_PROGRESS",
@@ -49,7 +50,6 @@ REPORT_DAYS = 7
 
 _DAY_MS = 86_400_000
 _PAGE = 2000  # records read at a time, so that calls go on meanwhile
-_GUIDE = pydantic.TypeAdapter[str](Uri)
 # The codes with which a removed version is refused: past its date, or no longer selectable.
 _GONE = ("E3102", "E3104")
 
@@ -381,7 +381,12 @@ def _record(transaction: Transaction, address: str, version: str, at_ms: int, **
 
 
 def _uri(text: str) -> str:
+    # Housekeeping runs in every call, and finds no guide to check.
+    import pydantic
+
+    from interlock.contract.manifest import Uri
+
     try:
-        return _GUIDE.validate_python(text)
+        return pydantic.TypeAdapter[str](Uri).validate_python(text)
     except pydantic.ValidationError:
         raise Failure("E3004", f"`{text}` is not a URI; callers are to find the migration guide there") from None

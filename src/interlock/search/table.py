@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import struct
+import zipfile
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
-from importlib.resources import files
 from io import BytesIO
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +18,8 @@ from numpy.typing import NDArray
 from .wordpiece import WordPiece
 
 MOST_PIECES: Final = 126
+_LOCAL_HEADER: Final = 30
+_LONGEST_HEAD: Final = 4096
 
 
 class Table:
@@ -24,13 +29,19 @@ class Table:
     near = 0.4
 
     def __init__(self, data: bytes) -> None:
-        self.model = f"table:{sha256(data).hexdigest()[:16]}"
-        with np.load(BytesIO(data)) as file:
-            self._pieces = WordPiece(bytes(file["pieces"]).decode().split("\n"))
-            self._vectors: NDArray[np.int8] = file["vectors"]
-            scales = file["scales"].astype(np.float32)
-            self._for_documents = scales * file["document_weights"].astype(np.float32)
-            self._for_queries = scales * file["query_weights"].astype(np.float32)
+        self._data = data
+        with zipfile.ZipFile(BytesIO(data)) as file:
+            arrays = {one.filename.removesuffix(".npy"): _array(data, file, one) for one in file.infolist()}
+        self._pieces = WordPiece(bytes(arrays["pieces"]).decode().split("\n"))
+        self._vectors: NDArray[np.int8] = arrays["vectors"]
+        scales = arrays["scales"].astype(np.float32)
+        self._for_documents = scales * arrays["document_weights"].astype(np.float32)
+        self._for_queries = scales * arrays["query_weights"].astype(np.float32)
+
+    @cached_property
+    def model(self) -> str:
+        """The name under which vectors of this table are stored."""
+        return f"table:{sha256(self._data).hexdigest()[:16]}"
 
     def documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return self._encode(self._for_documents, texts)
@@ -47,7 +58,23 @@ class Table:
         return out / np.maximum(np.linalg.norm(out, axis=1, keepdims=True), 1e-9)
 
 
+def _array(data: bytes, file: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    """An array of a file of arrays, where it is in the file: copying it would take as long as a short search."""
+    if member.compress_type != zipfile.ZIP_STORED:
+        with file.open(member) as compressed:
+            return np.lib.format.read_array(compressed)
+    start = member.header_offset + _LOCAL_HEADER
+    start += sum(struct.unpack_from("<HH", data, start - 4))  # the name and what is stated besides
+    head = BytesIO(data[start : start + _LONGEST_HEAD])
+    if np.lib.format.read_magic(head) != (1, 0):
+        with file.open(member) as other:
+            return np.lib.format.read_array(other)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(head)
+    found = np.frombuffer(data, dtype, math.prod(shape), start + head.tell())
+    return found.reshape(shape, order="F" if is_fortran else "C")
+
+
 @cache
 def shipped() -> Table:
     """The table of this package."""
-    return Table(files("interlock.search").joinpath("table.npz").read_bytes())
+    return Table(Path(__file__).with_name("table.npz").read_bytes())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
+import sys
 import unicodedata
 from functools import lru_cache
-from typing import Any, Final, cast
-
-import snowballstemmer  # pyright: ignore[reportMissingTypeStubs]
+from importlib.machinery import ModuleSpec
+from typing import Any, Final
 
 from interlock.core.expressions import expression
 
@@ -30,7 +32,19 @@ STOP_WORDS: Final = frozenset(
     """.split()  # noqa: SIM905 - read as a text
 )
 
-_stemmer = cast("Any", snowballstemmer).stemmer("english")
+
+def _english() -> Any:
+    """The stemmer of English. The package would load those of 33 languages, which takes as long as a short search."""
+    found = importlib.util.find_spec("snowballstemmer")
+    if found is None or found.submodule_search_locations is None:
+        raise ModuleNotFoundError("snowballstemmer is not installed", name="snowballstemmer")
+    spec = ModuleSpec("_interlock_snowball", None, is_package=True)
+    spec.submodule_search_locations = list(found.submodule_search_locations)
+    sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    return importlib.import_module(f"{spec.name}.english_stemmer").EnglishStemmer()
+
+
+_stemmer = _english()
 
 
 @lru_cache(maxsize=_CACHED_WORDS)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from io import BytesIO
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -116,4 +116,4 @@ class Classifier:
 @cache
 def classifier() -> Classifier:
     """The model of this package."""
-    return Classifier(files("interlock.selection").joinpath("intent.npz").read_bytes(), shipped())
+    return Classifier(Path(__file__).with_name("intent.npz").read_bytes(), shipped())

@@ -63,11 +63,12 @@ def _connections(home: Home, reader: Reader) -> Finding:
 
 def _vectors(home: Home, reader: Reader) -> Iterator[Finding]:
     """Why vectors of tools are not in the database, although the settings ask for that."""
-    from interlock.store.postgres.vectors import NoVectors, in_database
     from interlock.store.shared_config import settings_of
 
     if settings_of(home).settings.search_vectors != "store":
         return
+    from interlock.store.postgres.vectors import NoVectors, in_database
+
     try:
         in_database(reader, home)
     except NoVectors as reason:

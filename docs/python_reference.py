@@ -115,14 +115,20 @@ def _node(value: Any) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef:
 
 
 def _defined(source: str, name: str) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef:
-    tree = ast.parse(source)
-    for one in ast.walk(tree):
-        setattr(one, _TEXT, source)
     return next(
         one
-        for one in ast.walk(tree)
+        for one in ast.walk(_parsed(source))
         if isinstance(one, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and one.name == name
     )
+
+
+@cache
+def _parsed(source: str) -> ast.Module:
+    """A module whose nodes know the lines that they are in."""
+    tree, lines = ast.parse(source), source.encode().split(b"\n")
+    for one in ast.walk(tree):
+        setattr(one, _LINES, lines)
+    return tree
 
 
 def _other(module: ModuleType, name: str) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef:
@@ -134,12 +140,16 @@ def _other(module: ModuleType, name: str) -> ast.ClassDef | ast.FunctionDef | as
     return _defined(Path(module.__file__).read_text(), name)
 
 
-_TEXT = "text_of_its_module"
+_LINES = "lines_of_its_module"
 
 
-def _said(node: ast.AST) -> str:
+def _said(node: ast.expr | ast.stmt) -> str:
     """A part of the source as it is written."""
-    return ast.get_source_segment(getattr(node, _TEXT), node) or ast.unparse(node)
+    assert node.end_lineno is not None
+    # `ast.get_source_segment` takes the whole source apart each time.
+    lines: list[bytes] = getattr(node, _LINES)[node.lineno - 1 : node.end_lineno]
+    lines = [*lines[:-1], lines[-1][: node.end_col_offset]]
+    return b"\n".join([lines[0][node.col_offset :], *lines[1:]]).decode()
 
 
 def _class(name: str, node: ast.ClassDef) -> Iterator[str]:

@@ -23,7 +23,7 @@ from interlock import Interlock
 from interlock.data import canonical
 from interlock.store import changes
 from interlock.store.writer import Writer
-from tests import changed, leaks, rehearsal, sample, thorough, tiers
+from tests import changed, leaks, rehearsal, sample, thorough, tiers, workers
 from tests.sample import TOOLS
 from tests.support import postgres, redis, surroundings, zygotes
 from tests.support.ledger import requirement_ids
@@ -56,15 +56,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--changed"):
         found = changed.changed_files()
         config.option.touched = None if found is None else changed.touched(found)
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """Four workers for two cores: tests wait for processes, threads and clients for a part of their time."""
-    cores = len(os.sched_getaffinity(0))
-    return cores + max(2, cores // 2)
+    workers.configure(config)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    workers.add_option(parser)
     parser.addoption("--tier", choices=tiers.TIERS, help="run the tests of one tier")
     parser.addoption("--changed", action="store_true", help="run the tests that a change since main can touch")
     parser.addoption("--store", choices=("sqlite", "postgres"), default="sqlite", help="the database of stores")

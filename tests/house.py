@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.support.source import parse
+from tests.support.source import parse, statements, statements_in
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "interlock"
@@ -100,8 +100,8 @@ def imports(module: Module, *, lazily: bool, typed: bool = False) -> set[str]:
 
 
 def _imported(tree: ast.AST, lazily: bool, typed: bool) -> Iterator[str]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not typed:
+    for node in statements_in(tree):
+        if isinstance(node, ast.If) and not typed and "TYPE_CHECKING" in ast.dump(node.test):
             continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not lazily:
             continue
@@ -195,7 +195,7 @@ def functions() -> list[int]:
     return [
         (node.end_lineno or node.lineno) - node.lineno + 1
         for module in modules().values()
-        for node in ast.walk(module.tree)
+        for node in statements(module.tree)
         if isinstance(node, kinds)
     ]
 
@@ -205,7 +205,7 @@ def large_classes() -> dict[str, int]:
     found: dict[str, int] = {}
     for module in modules().values():
         lines = module.text.split("\n")
-        for node in ast.walk(module.tree):
+        for node in statements(module.tree):
             if not isinstance(node, ast.ClassDef):
                 continue
             methods = sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
@@ -351,7 +351,7 @@ def docstrings_that_begin_with(words: Iterable[str]) -> list[str]:
 
 def classes_over(most: int) -> int:
     """The number of classes with more methods, whether they have a reason or not."""
-    classes = [node for one in modules().values() for node in ast.walk(one.tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for one in modules().values() for node in statements(one.tree) if isinstance(node, ast.ClassDef)]
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return sum(sum(isinstance(one, kinds) for one in node.body) > most for node in classes)
 

@@ -28,6 +28,7 @@ TIER_OF: dict[str, Tier] = {
     "test_house.py": "unit",
     "test_dependencies.py": "unit",
     "test_dev.py": "integration",
+    "test_workers.py": "integration",
     "test_hops.py": "contract",
     "registry": "contract",
     "clients": "contract",

@@ -30,6 +30,8 @@ def settle() -> None:
     # Without bytecode, each process compiles the tests and the whole program when it starts.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    # A thread of its own that numpy's linear algebra starts when it is loaded would not be in the workers.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     place = memory()
     if place is not None and "TMPDIR" not in os.environ:
         os.environ["TMPDIR"] = tempfile.tempdir = str(place)

@@ -6,12 +6,14 @@ import asyncio
 import os
 import secrets
 import shutil
+import sqlite3
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -268,6 +270,48 @@ def test_the_commands_back_up_drill_and_restore(tmp_path: Path, address: str, po
     assert empty.ask("restore", str(made))["verdict"]["intact"]
     assert not (tmp_path / "again" / "interlock.db").exists()
     assert "demo.increment" in empty("calls", "list").out
+
+
+def test_a_drill_restores_a_backup_to_a_server_in_a_schema_of_its_own_and_removes_it(
+    tmp_path: Path, address: str, runtime: str
+) -> None:
+    asyncio.run(lived(tmp_path / "home", address))
+    (tmp_path / "home" / "settings.toml").write_text(f'store = "{address}"\nbackup_to = "{tmp_path / "backups"}"\n')
+    cli = Cli(tmp_path)
+    assert cli("backup").code == 0
+    before = contents(home_at(tmp_path / "home"))
+
+    shown = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'interlock_drill%'"
+
+    def schemas() -> list[Any]:
+        with closing(psycopg.connect(address, autocommit=True)) as connection:
+            return connection.execute(shown.encode()).fetchall()
+
+    with closing(psycopg.connect(address, autocommit=True)) as connection:
+        role, database = runtime.partition("://")[2].partition("@")[0], connection.info.dbname
+        ((may,),) = connection.execute("SELECT has_database_privilege(%s, %s, 'CREATE')", (role, database)).fetchall()
+    drilled = cli.ask("restore", "--drill", "--store", address)
+    assert drilled["verdict"]["intact"]
+    assert (drilled["rows"]["reservation"], drilled["tools"]) == (3, 1)
+    assert schemas() == []
+    assert contents(home_at(tmp_path / "home")) == before
+    assert not may
+    refused = cli("restore", "--drill", "--store", runtime)
+    assert (refused.code, "may not make a schema" in refused.err) == (1, True), refused.err
+    assert cli("restore", "--drill", "--store", "/srv/file").code == 2
+    assert cli("restore", str(tmp_path), "--store", address).code == 2
+
+    # What does not verify on the server is refused, and nothing is left there either.
+    (made,) = made_in(tmp_path / "backups")
+    with closing(sqlite3.connect(made.path / "interlock.db")) as database:
+        triggers = database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for (name,) in triggers:
+            database.execute(f"DROP TRIGGER {name}")
+        database.execute("UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), 'demo', 'dema') AS BLOB)")
+        database.commit()
+    broken = cli("restore", "--drill", "--store", address)
+    assert (broken.code, "E3804" in broken.err) == (1, True), broken.err
+    assert schemas() == []
 
 
 def test_a_migration_of_a_store_on_a_server_says_that_it_makes_no_backup(tmp_path: Path, address: str) -> None:

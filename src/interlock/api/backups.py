@@ -19,7 +19,7 @@ from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.net.s3 import is_address
 from interlock.store.home import Home
-from interlock.store.homes import home_at, restored_home
+from interlock.store.homes import address_of, home_at, restored_home
 from interlock.store.inspection import open_calls, opened, tool_count
 from interlock.store.shared_config import settings_of
 
@@ -112,9 +112,12 @@ class Drilled(NamedTuple):
     tools: int
 
 
-def drill(backup: Path, progress: Progress, begin: Callable[[str], None]) -> Drilled:
-    """Restore a backup in a temporary directory, compare it row by row, and open it. `begin` hears of each step."""
-    with backups.drill(backup, *progress) as (restored, found):
+def drill(backup: Path, progress: Progress, begin: Callable[[str], None], server: str = "") -> Drilled:
+    """Restore a backup in a temporary directory, compare it row by row, and open it. `begin` hears of each step.
+
+    With `server`, the address of a PostgreSQL database, the rows are restored there, in a schema that is removed again.
+    """
+    with backups.drill(backup, *progress, server=server) as (restored, found):
         begin("opening the restored copy")
         asyncio.run(_open(restored))
         with opened(restored) as reader:
@@ -126,7 +129,10 @@ async def _open(restored: Home) -> None:
     """Open a restored data directory as a server does, without background work. It raises what a server would."""
     from interlock.api.interlock import Interlock
 
-    async with Interlock.open(restored.path, housekeeping=False, hooks=(), otlp_endpoint="", store=""):
+    store = address_of(restored)
+    async with Interlock.open(
+        restored.path, housekeeping=False, hooks=(), otlp_endpoint="", store=store, store_admin=store
+    ):
         pass
 
 

@@ -12,7 +12,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +28,9 @@ from interlock.store import facts
 from interlock.store.backup import Copy, Progress, contents, copied
 from interlock.store.connection import StoreError
 from interlock.store.copying import Contents, filled
+from interlock.store.copying import contents as read_contents
 from interlock.store.home import Home
+from interlock.store.homes import scratch_home
 from interlock.store.inspection import opened
 from interlock.store.last_head import ends
 
@@ -339,12 +341,25 @@ class Drill(NamedTuple):
 
 @contextmanager
 def drill(
-    backup: Path, pages: Progress | None = None, records: Callable[[int], None] | None = None
+    backup: Path, pages: Progress | None = None, records: Callable[[int], None] | None = None, *, server: str = ""
 ) -> Generator[tuple[Home, Drill]]:
     """Restore a backup in a temporary directory and compare it, row by row, with the backup; E3804 where they differ.
 
-    The restored data directory is there until the block ends.
+    With `server`, the address of a PostgreSQL database, its rows are restored in a schema that is made there. The
+    restored data directory, and that schema, are there until the block ends.
     """
+    if server:
+        with (
+            tempfile.TemporaryDirectory(prefix="interlock-drill-") as place,
+            scratch_home(Path(place) / "restored", server) as restored,
+        ):
+            # It compares every row while it copies.
+            copy, verdict = restore_store(Home(backup), restored, pages, records)
+            with closing(restored.reading()) as reader:
+                reader.execute("BEGIN")
+                rows = {name: rows for name, (rows, _) in read_contents(reader).items()}
+            yield restored, Drill(copy, verdict, rows)
+        return
     with tempfile.TemporaryDirectory(prefix="interlock-drill-") as place:
         restored = Home(Path(place) / "restored")
         copy, verdict = copy_verified(Home(backup), restored.path, pages, records)

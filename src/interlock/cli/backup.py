@@ -63,8 +63,9 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
 @click.command(short_help="Make the data directory anew from a backup.")
 @click.argument("place", metavar="[DIRECTORY]", type=click.Path(), required=False)
 @click.option("--drill", is_flag=True, help="Try it in a temporary directory and leave everything as it is.")
+@click.option("--store", metavar="ADDRESS", help="With --drill: a PostgreSQL database to try it in, postgresql://…")
 @without_home
-def restore(out: Output, /, place: str | None, *, drill: bool) -> int:
+def restore(out: Output, /, place: str | None, *, drill: bool, store: str | None) -> int:
     """Restore the data directory from the backup in DIRECTORY, and verify it. It must not exist, or be empty.
 
     Everything that happened after the backup was made is lost: a call made since then runs again if it is sent again,
@@ -74,7 +75,9 @@ def restore(out: Output, /, place: str | None, *, drill: bool) -> int:
     must be empty.
 
     With --drill the backup is restored in a temporary directory, verified, compared row by row, opened, and removed
-    again. Without DIRECTORY it is the newest scheduled backup (the setting backup_to).
+    again. Without DIRECTORY it is the newest scheduled backup (the setting backup_to). With --store its rows are
+    restored in that PostgreSQL database, in a schema that is made for it and removed again; the role needs the right
+    CREATE on the database.
 
     DIRECTORY may be an address s3://BUCKET/PREFIX, for the newest backup there, or s3://BUCKET/PREFIX/TIER/NAME.
 
@@ -82,6 +85,7 @@ def restore(out: Output, /, place: str | None, *, drill: bool) -> int:
     interlock --home /srv/interlock restore /srv/backups/monday
     interlock --home /srv/interlock restore s3://backups/interlock
     interlock restore --drill
+    interlock restore --drill --store postgresql://interlock_owner@db.example.com/interlock
     """
     from interlock.api.backups import fetched, newest
     from interlock.net.s3 import is_address
@@ -89,13 +93,15 @@ def restore(out: Output, /, place: str | None, *, drill: bool) -> int:
     refuse_token("restoring a data directory")
     if place is None and not drill:
         raise click.UsageError("name the backup to restore; without one, only --drill is possible")
+    if store is not None and (not drill or not store.startswith(("postgresql://", "postgres://"))):
+        raise click.UsageError("--store is an address that begins with postgresql://, for --drill")
     where = place or newest(out.session.path)
     if not is_address(where) and not Path(where).is_dir():
         raise click.UsageError(f"there is no directory `{where}`")
     with fetched(
         out.session.path, where, lambda done, total: out.progress("reading", 100 * done / max(total, 1))
     ) as directory:
-        return _drill(out, directory) if drill else _restore(out, directory, place or "")
+        return _drill(out, directory, store or "") if drill else _restore(out, directory, place or "")
 
 
 def _restore(out: Output, directory: Path, place: str) -> int:
@@ -118,12 +124,12 @@ def _restore(out: Output, directory: Path, place: str) -> int:
     return 0
 
 
-def _drill(out: Output, backup: Path) -> int:
-    """Restore a backup in a temporary directory, open it, and say what is in it."""
+def _drill(out: Output, backup: Path, server: str) -> int:
+    """Restore a backup in a temporary directory, or a schema of a server, open it, and say what is in it."""
     from interlock.api.backups import drill
 
     with copy_progress(out) as progress:
-        copy, counts, tools = drill(backup, progress, out.progress)
+        copy, counts, tools = drill(backup, progress, out.progress, server)
     tickets, keys = counts.get("ticket", 0), counts.get("reservation", 0)
 
     def show(page: Page) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from interlock.store.home import MARK, Home
 
@@ -20,9 +23,27 @@ def home_at(path: str | os.PathLike[str], store: str | None = None, store_admin:
     return PostgresHome(path, address, _setting("store_admin", path, store_admin))
 
 
+def address_of(home: Home) -> str:
+    """The address of the database of a home; empty if its store is a file."""
+    if home.near:
+        return ""
+    from interlock.store.postgres.home import PostgresHome
+
+    return cast("PostgresHome", home).address
+
+
 def restored_home(path: str | os.PathLike[str], backup: Path) -> Home:
     """The home of a data directory that is restored from a backup: with the store that the backup's settings name."""
     return home_at(path, _setting("store", backup, None), _setting("store_admin", backup, None))
+
+
+@contextmanager
+def scratch_home(path: str | os.PathLike[str], server: str) -> Generator[Home]:
+    """The home of a data directory with its store in a schema that is made on a server, and removed in the end."""
+    from interlock.store.postgres.scratch import scratch_schema
+
+    with scratch_schema(server) as address:
+        yield home_at(path, address, address)
 
 
 def _setting(name: str, path: str | os.PathLike[str], given: str | None) -> str:

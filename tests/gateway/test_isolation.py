@@ -404,7 +404,7 @@ async def test_a_profile_states_what_can_be_done_and_the_rest_is_answered_as_uns
     assert not profile["supports_resume"]
     calls = Service(app).calls
     arguments = {} if kind in ("shell", "mcp", "api", "remote") else {"text": "a"}
-    call = calls.start(Ask(one.manifest.address, arguments), app.caller, door="library")
+    call = await calls.start(Ask(one.manifest.address, arguments), app.caller, door="library")
     await until(lambda: app.gateway.runner.active.get(call))
     assert await calls.cancel(call, app.caller) == "unsupported"
     with pytest.raises(Failure) as refused:
@@ -433,7 +433,7 @@ async def test_what_a_profile_states_is_offered(app: Interlock) -> None:
     profile = execution_profile(contract_of(one.manifest))
     assert (profile.supports_abort, profile.supports_cancellation) == (True, True)
     calls = Service(app).calls
-    call = calls.start(Ask("kind.loose_tool", {"text": "a"}), app.caller, door="library")
+    call = await calls.start(Ask("kind.loose_tool", {"text": "a"}), app.caller, door="library")
     await until(lambda: app.gateway.runner.active.get(call))
     assert await calls.cancel(call, app.caller) == "canceled"
     await until(lambda: calls.result(call, app.caller))

@@ -165,16 +165,16 @@ async def test_background_calls_have_a_bound_per_tenant(tmp_path: Path) -> None:
     async with opened(tmp_path, max_background_per_tenant=1) as app:
         calls = Service(app).calls
         ask = Ask("quota.produce", {"size": 1})
-        started = calls.start(ask, ANN, door="rest")
+        started = await calls.start(ask, ANN, door="rest")
         with pytest.raises(Failure) as refused:
-            calls.start(ask, BOB, door="rest")
+            await calls.start(ask, BOB, door="rest")
         assert refused.value.code == "E3701"
         assert "max_background_per_tenant" in refused.value.message
-        others = calls.start(ask, EVE, door="rest")
+        others = await calls.start(ask, EVE, door="rest")
         async with asyncio.timeout(60):
             while await calls.result(started, ANN) is None or await calls.result(others, EVE) is None:
                 await turn()
-        calls.start(ask, BOB, door="rest")
+        await calls.start(ask, BOB, door="rest")
 
 
 async def test_expiry_frees_a_quota(tmp_path: Path) -> None:

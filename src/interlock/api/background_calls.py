@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from interlock.api.background_results import BackgroundResults
 from interlock.call.results import Persistence, Result
 from interlock.core.errors import Failure
 from interlock.store import ledger
 
 if TYPE_CHECKING:
+    from interlock.api.background_results import Stored
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
     from interlock.data.schema import Json
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 # without their data. Nobody fills the place alone.
 MOST_CALLS = 1000
 MOST_CALLS_EACH = 250
+_EVERY_S = 0.05
+
+_log = logging.getLogger("interlock.api")
 
 Owner = tuple[str, str]
 
@@ -35,6 +41,7 @@ class Asked(Protocol):
     def version(self) -> str | None: ...
 
 
+# many methods: the calls of this server and those of others are answered in the same way
 class BackgroundCalls:
     """The background calls of one server."""
 
@@ -42,16 +49,24 @@ class BackgroundCalls:
         self._parts = parts
         self._running: dict[str, tuple[Caller, Asked, asyncio.Task[Result]]] = {}
         self._results: OrderedDict[str, tuple[Caller, Result]] = OrderedDict()
+        self._stored = BackgroundResults(parts)
+        self._storing: set[asyncio.Task[None]] = set()
 
     @property
     def running(self) -> int:
         """The number of calls that run now."""
         return len(self._running)
 
+    async def announce(self, call_id: str, ask: Asked, caller: Caller) -> None:
+        """Note in the store that this server runs a call, before its id is given away. E3701 if there is no room."""
+        self.check_room(caller)
+        await self._stored.begin(call_id, caller, ask.tool, ask.version)
+        self.check_room(caller)
+
     def add(self, call_id: str, ask: Asked, caller: Caller, task: asyncio.Task[Result]) -> None:
         """Keep a call until it ends, then its result. `check_room` comes first."""
         self._running[call_id] = caller, ask, task
-        task.add_done_callback(lambda done: self._store_result(call_id, caller, done))
+        task.add_done_callback(lambda done: self._store_result(call_id, ask, caller, done))
 
     def adopt(self, call_id: str, ask: Asked, caller: Caller, task: asyncio.Task[Result]) -> None:
         """Go on in the background with a call that somebody waited for until now. Raises E3701 if there is no room."""
@@ -79,9 +94,14 @@ class BackgroundCalls:
                 words = f"{count} calls {whose} run in the background already, and `{name}` allows no more"
                 raise Failure("E3701", words, retry_after_ms=1000)
 
-    def _store_result(self, call_id: str, caller: Caller, done: asyncio.Task[Result]) -> None:
+    def _store_result(self, call_id: str, ask: Asked, caller: Caller, done: asyncio.Task[Result]) -> None:
         del self._running[call_id]
-        if done.cancelled() or done.exception() is not None:
+        failed = done.cancelled() or done.exception() is not None
+        result = None if failed else done.result()
+        storing = asyncio.ensure_future(self._stored.keep(call_id, caller, ask.tool, ask.version, result))
+        self._storing.add(storing)
+        storing.add_done_callback(self._has_stored)
+        if failed:
             return
         owner = _owner(caller)
         self._results[call_id] = caller, done.result()
@@ -91,11 +111,23 @@ class BackgroundCalls:
         if len(self._results) > MOST_CALLS:
             self._results.popitem(last=False)
 
+    def _has_stored(self, storing: asyncio.Task[None]) -> None:
+        self._storing.discard(storing)
+        if not storing.cancelled() and (error := storing.exception()) is not None:
+            _log.warning("a background call could not be stored: %s", error)
+
     async def result(self, call_id: str, caller: Caller) -> Result | None:
-        """The result of a background call of this caller, while it is kept."""
+        """The result of a background call of this caller, while it is kept, here or in the store."""
         by, result = self._results.get(call_id, (None, None))
-        if by is None or result is None or _owner(by) != _owner(caller):
+        if by is not None and _owner(by) != _owner(caller):
             return None
+        stored = await self._stored.find(call_id, caller)
+        if result is None and stored is not None:
+            result = stored.result
+        if result is None:
+            return None
+        if stored is not None and stored.discarded:
+            result = _discarded(call_id, result)  # at another server
         tool, _, version = result.tool.partition("@")
         refused = None if result.error is None else result.error.code
         facts = {"toolId": tool, "version": version or None, "error_code": refused}
@@ -106,19 +138,40 @@ class BackgroundCalls:
         return result
 
     async def runs_for(self, call_id: str, caller: Caller) -> bool:
-        """Whether a call of this caller runs in the background here."""
+        """Whether a call of this caller runs in the background, here or at another server on the store."""
         by, ask, _ = self._running.get(call_id, (None, None, None))
-        if by is None or ask is None or _owner(by) != _owner(caller):
+        if by is None or ask is None:
+            stored = await self.stored(call_id, caller)
+            return stored is not None and stored.running and call_id not in self._results
+        if _owner(by) != _owner(caller):
             return False
-        facts: Json = {}  # without a version it is about to be refused, as every caller's call of it would be
+        return await self._reaches(call_id, by, caller, await self._facts(ask, by))
+
+    async def stored(self, call_id: str, caller: Caller) -> Stored | None:
+        """A background call of this caller in the store; None if there is none within their token."""
+        stored = await self._stored.find(call_id, caller)
+        if stored is None or not await self._reaches(call_id, None, caller, await self._facts(stored, caller)):
+            return None
+        return stored
+
+    async def ended(self, call_id: str, caller: Caller) -> None:
+        """Wait until no server runs a call any more."""
+        while await self.runs_for(call_id, caller):  # noqa: ASYNC110 - only the store tells that another server ended it
+            await asyncio.sleep(_EVERY_S)
+
+    async def _facts(self, ask: Asked, by: Caller) -> Json:
+        """The tool of a call that runs. Without a version it is about to be refused, as a call of anybody would be."""
         with suppress(Failure):
             row = (await self._parts.catalog.resolve(ask.tool, ask.version, by.capability)).row
-            facts = {"toolId": row.address, "version": row.version}
-        return await self._reaches(call_id, by, caller, facts)
+            return {"toolId": row.address, "version": row.version}
+        return {}
 
-    async def _reaches(self, call_id: str, by: Caller, caller: Caller, facts: Json) -> bool:
-        """Whether a call that `by` made in the background lies within the token of another caller of the same owner."""
-        if by is caller or by.capability == caller.capability:
+    async def _reaches(self, call_id: str, by: Caller | None, caller: Caller, facts: Json) -> bool:
+        """Whether a call that `by` made in the background lies within the token of another caller of the same owner.
+
+        Another server does not know who `by` is; then the token has to cover the call.
+        """
+        if by is not None and (by is caller or by.capability == caller.capability):
             return True
         if caller.capability is not None and caller.capability.bound:
             return await self._parts.ownership.has_call(caller, call_id)  # the journal alone knows the call's resources
@@ -127,12 +180,12 @@ class BackgroundCalls:
     async def _has_ended(self, call_id: str) -> bool:
         return await self._parts.journal.read(lambda reader: ledger.is_closed(reader, call_id))
 
-    def discard(self, call_id: str) -> None:
-        """Let go of the value of a kept result; the rest of it stays."""
-        stored = self._results.get(call_id)
-        if stored is not None and stored[1].ok:
-            gone = Persistence(decision="link", ref=f"payload:{call_id}", reason="discarded by its caller")
-            self._results[call_id] = stored[0], replace(stored[1], value=None, persistence=gone)
+    async def discard(self, call_id: str, caller: Caller) -> None:
+        """Let go of the value of a kept result; the rest of it stays at the server that ran the call."""
+        kept = self._results.get(call_id)
+        if kept is not None:
+            self._results[call_id] = kept[0], _discarded(call_id, kept[1])
+        await self._stored.discard(call_id, caller)
 
     async def close(self, within_s: float) -> None:
         """Let the calls end; after the given time they are cut off, which is on record."""
@@ -142,6 +195,14 @@ class BackgroundCalls:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+        await asyncio.gather(*self._storing, return_exceptions=True)
+
+
+def _discarded(call_id: str, result: Result) -> Result:
+    if not result.ok:
+        return result
+    gone = Persistence(decision="link", ref=f"payload:{call_id}", reason="discarded by its caller")
+    return replace(result, value=None, persistence=gone)
 
 
 def _owner(caller: Caller) -> Owner:

@@ -129,12 +129,12 @@ class Calls:
         )  # fmt: skip
         return self._parts.gateway.fast_path.take(request, tool)
 
-    def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
-        """Make a call in the background. Its id, by which it is followed."""
+    async def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
+        """Make a call in the background. Its id, by which it is followed at any server on the store."""
         _refuse_long(ask)
-        self.background.check_room(caller)
         clock = self._parts.clock
         call_id = new_id(clock.now_ms(), clock.random_bytes(8))
+        await self.background.announce(call_id, ask, caller)
         task = asyncio.create_task(self.invoke(ask, caller, door=door, call_id=call_id))
         self.background.add(call_id, ask, caller, task)
         return call_id
@@ -160,6 +160,12 @@ class Calls:
                 "invocation_id": call_id, "status": outcome.state, "result": result, **evidence(history),
             }  # fmt: skip
         facts = facts_in(history)
+        closed = any(record.get("kind") == "closed" for record in history)
+        if not closed and (stored := await self.background.stored(call_id, caller)) is not None and stored.abandoned:
+            # Its server died. What it did can be on record later, when the call is closed or settled.
+            named = {"tool_id": facts.get("toolId") or stored.tool, "version": facts.get("version") or stored.version}
+            unknown = {"status": "failed", "outcome": "unknown", "error_code": "E3409"}
+            return {"invocation_id": call_id, **unknown, **named, **evidence(history)}
         mine = await self._parts.ownership.has(caller, facts)
         audited = "audit:read" in caller.scopes and caller.tenant in ("local", facts.get("tenant"))
         if not history or not (mine or (audited and not own)):
@@ -167,7 +173,6 @@ class Calls:
         if not mine:
             self._records.note_reading(call_id, caller)
         states: list[str] = facts.get("states") or []
-        closed = any(record.get("kind") == "closed" for record in history)
         return {
             "invocation_id": call_id,
             "status": states[-1]
@@ -276,6 +281,9 @@ class Calls:
         if task is not None:
             await asyncio.wait({task})  # even where it is done: its result is kept a turn later
             status = await self.status(call_id, caller)
+        elif await self.background.runs_for(call_id, caller):
+            await self.background.ended(call_id, caller)
+            status = await self.find(call_id, caller)
         elif await self._parts.remote_cancel.runs(call_id) is not None:
             await self._parts.remote_cancel.ended(call_id)
             status = await self.status(call_id, caller)
@@ -296,7 +304,7 @@ class Calls:
             return "canceled"
         answer = await self._records.call_off(call_id, why)
         if why == "discard":
-            self.background.discard(call_id)
+            await self.background.discard(call_id, caller)
         return answer
 
     async def resume(self, call_id: str, caller: Caller) -> Result:

@@ -54,6 +54,9 @@ class RemoteCancel:
             if answers:
                 return str(orjson.loads(answers[0])["answer"])
             if await self.runs(call_id) is None:
+                answers = (await self._answers(call_id))[before:]  # it may have answered and ended between two looks
+                if answers:
+                    return str(orjson.loads(answers[0])["answer"])
                 break
             await asyncio.sleep(EVERY_S)
         await self._journal.commit(_take(call_id, owner))

@@ -1,7 +1,8 @@
 """Payloads: the tables `payload`, `payload_piece` and `payload_use`. Payloads are what calls leave, by reference.
 
 A payload is a large result, a file, a private value of a change (`value:`), the inputs of a call (`inputs:`), what
-undoing it needs (`undo:`), or what a caller's conversations remember of it (`memory:`). `body` is encrypted, and `size`
+undoing it needs (`undo:`), what a caller's conversations remember of it (`memory:`), or a background call with its
+result (`background:`). `body` is encrypted, and `size`
 is that of the content; a row of an older version holds the content itself. A row whose body is NULL says in `reason`
 why: it expired, was discarded, or was never stored.
 
@@ -95,6 +96,12 @@ def owned(reader: Reader, ref: str) -> Owned | None:
     return None if row is None else Owned._make(row)
 
 
+def owned_until(reader: Reader, ref: str, now_ms: int) -> Owned | None:
+    """The body of a payload whose time is not over, and its owner."""
+    row = reader.one("SELECT body, owner FROM payload WHERE ref = ? AND expires_ms > ?", (ref, now_ms))
+    return None if row is None else Owned._make(row)
+
+
 def body(reader: Reader, ref: str) -> bytes | None:
     """The body of a payload; None where there is no such payload or its body is gone."""
     row = reader.one("SELECT body FROM payload WHERE ref = ?", (ref,))
@@ -157,7 +164,7 @@ def expiring(reader: Reader, now_ms: int, after: tuple[int, str], most: int) -> 
 
 def expire(transaction: Transaction, ref: str) -> None:
     """Remove the body of a payload whose time is over. The row stays, unless no record names it."""
-    if ref.startswith("memory:"):
+    if ref.startswith(("memory:", "background:")):
         remove(transaction, ref)
     else:
         _empty(transaction, ref, "expired")

@@ -178,7 +178,7 @@ class Methods:
             native=native,
         )
         if execution_mode == "async":
-            return {"invocation_id": self._service.calls.start(ask, caller, door="jsonrpc"), "status": "running"}
+            return {"invocation_id": await self._service.calls.start(ask, caller, door="jsonrpc"), "status": "running"}
         return await self._service.calls.invoke(ask, caller, door="jsonrpc", turn=turn)
 
     # Calls

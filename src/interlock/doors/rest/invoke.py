@@ -113,7 +113,7 @@ class _Handler:
             asked = await read_document(body, self._most_values)
             ask, in_background = read(asked, key, trace)
             if in_background:
-                reply, trace_id = running(self._calls.start(ask, caller, door=DOOR)), self._route.trace_id(trace)
+                reply, trace_id = running(await self._calls.start(ask, caller, door=DOOR)), self._route.trace_id(trace)
             elif self._streams:
                 refusal = self._route.service.refusal
                 return streamed(partial(self._observed, ask, caller, sent), lambda: refusal(caller) is None)

@@ -219,6 +219,8 @@ async def test_of_two_approved_calls_that_take_the_last_use_of_a_standing_approv
     assert [(one["status"], one["approvalTicketId"]) for one in ended[won]] == [("SUCCESS", standing.id)]
     refused, ran = ended[lost]
     assert (refused["status"], refused["error_code"]) == ("ERROR", "E3410")
+    assert refused["approvalTicketId"] is None, "it used neither approval"
+    assert "approval" not in refused
     assert (ran["status"], ran["approvalTicketId"]) == ("SUCCESS", lost)
     (intent,) = records(app, calls[lost], kind="intent")
     assert intent["approvalTicketId"] == lost

@@ -119,11 +119,18 @@ class ApprovalRequests:
         found = await self._journal.read(look)
         if found is None:
             return False
-        call.extend().approval = found.id
-        call.extend().approval_outcome = mechanism.standing(found.id, found.granted_by)
+        outcome = mechanism.standing(found.id, found.granted_by)
+        call.extend().approval, call.extend().approval_outcome = found.id, outcome
         # Approved in advance, within bounds, without a preview.
         call.extend().agreed = {"approvedBy": found.granted_by, "previewDigest": None}
-        self._add_use(call, lambda transaction: standing.use(transaction, found, call.id))
+
+        def use(transaction: Transaction) -> None:
+            # INVARIANT: the record of a call that was refused the use names no approval. A unit may be run again.
+            call.more.approval, call.more.approval_outcome = None, None
+            standing.use(transaction, found, call.id)
+            call.more.approval, call.more.approval_outcome = found.id, outcome
+
+        self._add_use(call, use)
         return True
 
     def _add_use(self, call: Call, use: Callable[[Transaction], None]) -> None:

@@ -113,10 +113,5 @@ async def revoke(app: Interlock, out: Output, /, who: str, reason: str) -> int:
 
 
 def _answer_revoked(out: Output, document: Json) -> int:
-    def show(page: Page) -> None:
-        from interlock.cli.render import GOOD
-
-        page.line(GOOD, f" {document['name'] or document['did']} is revoked, and every token that depends on it")
-
-    out.answer(document, show)
+    out.done(document, f"{document['name'] or document['did']} is revoked, and every token that depends on it")
     return 0

@@ -72,12 +72,7 @@ async def rotate(app: Interlock, out: Output, /, algorithm: Algorithm | None) ->
 
 
 def _answer_made(out: Output, key: Json) -> int:
-    def show(page: Page) -> None:
-        from interlock.cli.render import GOOD
-
-        page.line(GOOD, f" {key['kid']} signs from now on", right=key["algorithm"])
-
-    out.answer(key, show)
+    out.done(key, f"{key['kid']} signs from now on", right=key["algorithm"])
     return 0
 
 
@@ -143,12 +138,7 @@ async def retire(app: Interlock, out: Output, /, kid: str, reason: str) -> int:
 
 
 def _answer_retired(out: Output, document: Json) -> int:
-    def show(page: Page) -> None:
-        from interlock.cli.render import GOOD
-
-        page.line(GOOD, f" {document['kid']} is retired; what it signed is void")
-
-    out.answer(document, show)
+    out.done(document, f"{document['kid']} is retired; what it signed is void")
     return 0
 
 

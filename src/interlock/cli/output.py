@@ -51,6 +51,16 @@ class Output:
         else:
             show(self.page())
 
+    def done(self, document: Any, words: str, *, right: str = "") -> None:
+        """Answer with a document, of which a person is shown the words that say what was done."""
+
+        def show(page: Page) -> None:
+            from interlock.cli.render import GOOD
+
+            page.line(GOOD, f" {words}", right=right)
+
+        self.answer(document, show)
+
     def page(self, *, error: bool = False) -> Page:
         from interlock.cli.render import Page
 

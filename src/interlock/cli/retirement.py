@@ -141,10 +141,5 @@ async def release(app: Interlock, out: Output, /, tool: str, reason: str, token:
 
 
 def _answer_released(out: Output, document: Json) -> int:
-    def show(page: Page) -> None:
-        from interlock.cli.render import GOOD
-
-        page.line(GOOD, f" {document['released']}   may run again")
-
-    out.answer(document, show)
+    out.done(document, f"{document['released']}   may run again")
     return 0

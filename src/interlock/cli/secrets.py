@@ -161,12 +161,7 @@ async def remove(app: Interlock, out: Output, /, name: str, slot: str | None) ->
     require(app.caller, "secrets:admin", "removing a credential")
     count = await app.secrets.remove(name, by=app.caller.acting, slot=slot)
 
-    def show(page: Page) -> None:
-        from interlock.cli.render import GOOD
-
-        page.line(GOOD, f" {name} is forgotten", right=f"{count} slot{'' if count == 1 else 's'}")
-
-    out.answer({"name": name, "removed": count}, show)
+    out.done({"name": name, "removed": count}, f"{name} is forgotten", right=f"{count} slot{'' if count == 1 else 's'}")
     return 0
 
 

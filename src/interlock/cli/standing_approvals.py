@@ -353,12 +353,7 @@ async def revoke(app: Interlock, out: Output, /, standing_id: str, token: str | 
 
 
 def _answer_revoked(out: Output, taken: Standing) -> int:
-    def show(page: Page) -> None:
-        from interlock.cli.render import GOOD
-
-        page.line(GOOD, f" {taken.id} is taken back", right=f"used {taken.used} of {taken.uses} times")
-
-    out.answer(taken.document(), show)
+    out.done(taken.document(), f"{taken.id} is taken back", right=f"used {taken.used} of {taken.uses} times")
     return 0
 
 

@@ -335,10 +335,5 @@ async def revoke(app: Interlock, out: Output, /, ref: str, reason: str, foreign:
 def _answer_revoked(out: Output, report: Json) -> int:
     what = report["revoked"]
 
-    def show(page: Page) -> None:
-        from interlock.cli.render import GOOD
-
-        page.line(GOOD, f" revoked: {what}, and everything that depends on it")
-
-    out.answer(report, show)
+    out.done(report, f"revoked: {what}, and everything that depends on it")
     return 0

@@ -20,9 +20,12 @@ COMMAND_BELOW_MS = 250.0
 DAILY: Mapping[str, Sequence[str]] = {
     "tools list": ("tools", "list"),
     "health": ("health",),
+    "config show": ("config", "show"),
+    "surface show": ("surface", "show"),
     "policy explain": ("policy", "explain", "me", "demo.post"),
     "call": ("call", "demo.balance", '{"account": "cash"}'),
     "tools search": ("tools", "search", "balance of an account"),
+    "tools select": ("tools", "select", "balance of an account"),
     "doctor": ("doctor",),
 }
 
@@ -40,6 +43,7 @@ def _tables(plan: Plan, home: Path) -> list[Table]:
     commands: dict[str, Sequence[str]] = {
         "python -c pass": (python, "-c", "pass"),
         "import interlock": (python, "-c", "import interlock"),
+        "interlock --version": (script, "--version"),
         HELP: (script, "--help"),
         "import langchain_core.tools": (python, "-c", "import langchain_core.tools"),
         "import mcp.server.mcpserver": (python, "-c", "import mcp.server.mcpserver"),

@@ -344,8 +344,13 @@ def _run_tests(session: pytest.Session, connection: Connection, reports: _Report
 
 
 def _end_session(session: pytest.Session) -> None:
-    """End what all tests share."""
-    session._setupstate.teardown_exact(None)  # pyright: ignore[reportPrivateUsage]
+    """End what all tests share. What is printed meanwhile is nobody's, and is dropped."""
+    capture: Any = session.config.pluginmanager.get_plugin("capturemanager")
+    capture.resume_global_capture()
+    try:
+        session._setupstate.teardown_exact(None)  # pyright: ignore[reportPrivateUsage]
+    finally:
+        capture.suspend_global_capture()
 
 
 def _next(connection: Connection) -> tuple[int, int | None] | None:

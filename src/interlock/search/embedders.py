@@ -58,7 +58,8 @@ class Embedder(Protocol):
 class Local(Encoder, Protocol):
     """An encoder of this machine."""
 
-    model: str
+    @property
+    def model(self) -> str: ...
 
 
 class OnThread:

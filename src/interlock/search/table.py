@@ -38,9 +38,13 @@ class Table:
         self._for_documents = scales * arrays["document_weights"].astype(np.float32)
         self._for_queries = scales * arrays["query_weights"].astype(np.float32)
 
-    @cached_property
+    @property
     def model(self) -> str:
         """The name under which vectors of this table are stored."""
+        return self._name
+
+    @cached_property
+    def _name(self) -> str:
         return f"table:{sha256(self._data).hexdigest()[:16]}"
 
     def documents(self, texts: Sequence[str]) -> NDArray[np.float32]:

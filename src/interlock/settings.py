@@ -259,8 +259,8 @@ class Settings(pydantic.BaseModel):
     token_max_s: int = pydantic.Field(86_400, ge=1, description="the longest lifetime of a token")
     trusted_issuers: tuple[dict[str, Any], ...] = pydantic.Field(
         (),
-        description="other accepted issuers: iss, jwks (a file or an https address), algorithms, audience,"
-        " ignored_claims",
+        description="other accepted issuers: iss, jwks (a file, relative to the data directory, or an https address),"
+        " algorithms, audience, ignored_claims",
     )
 
     policy_engine: Literal["embedded", "remote"] = pydantic.Field(

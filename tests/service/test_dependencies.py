@@ -157,6 +157,27 @@ async def test_issuers_whose_keys_cannot_be_had_are_told(home: Path, tmp_path: P
         assert await telling(app, "issuers")("degraded", "down")
 
 
+async def test_a_path_of_keys_is_of_the_data_directory_and_else_of_the_working_directory(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working = tmp_path / "working"
+    working.mkdir()
+    monkeypatch.chdir(working)
+
+    async def told() -> str:
+        async with Interlock.open(home, housekeeping=False, trusted_issuers=(issuer("a", "a.json"),)) as app:
+            return (await Health(app).ready())[1]["issuers"]
+
+    assert await told() == "down"
+    (working / "a.json").write_bytes(key_set())
+    assert await told() == "healthy"
+    (home / "a.json").write_text("{")
+    assert await told() == "down"
+    (home / "a.json").write_bytes(key_set())
+    (working / "a.json").unlink()
+    assert await told() == "healthy"
+
+
 async def test_keys_of_an_issuer_that_stay_in_force_without_it_are_told_as_old() -> None:
     clock = FakeClock()
     async with HttpServer.open() as server:

@@ -62,7 +62,9 @@ class Authority:
             clock=clock,
             keys=self.issuer_keys,
             registry=registry or self.identities,
-            trusted=TrustedIssuers([TrustedIssuer.read(entry) for entry in settings.trusted_issuers], clock=clock),
+            trusted=TrustedIssuers(
+                [TrustedIssuer.read(entry) for entry in settings.trusted_issuers], clock=clock, named=home.named
+            ),
             issuer=settings.token_issuer,
             audience=settings.token_audience,
             max_ttl_s=settings.token_max_s,

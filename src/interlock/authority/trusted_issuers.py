@@ -78,12 +78,20 @@ class TrustedIssuer:
 class TrustedIssuers:
     """The issuers an operator trusts besides our own, and their keys."""
 
-    def __init__(self, issuers: Sequence[TrustedIssuer], *, clock: Clock, loopback_http: bool = False) -> None:
+    def __init__(
+        self,
+        issuers: Sequence[TrustedIssuer],
+        *,
+        clock: Clock,
+        named: Callable[[str], Path] = Path,
+        loopback_http: bool = False,
+    ) -> None:
+        """`named` returns the file that a path of the settings stands for."""
         self._issuers = {issuer.iss: issuer for issuer in issuers}
         if len(self._issuers) != len(issuers):
             raise Failure("E3108", "a trusted issuer is stated twice")
         self._sources: dict[str, KeyFile | FetchedKeys] = {
-            issuer.iss: _source(issuer.jwks, clock, loopback_http) for issuer in issuers
+            issuer.iss: _source(issuer.jwks, clock, named, loopback_http) for issuer in issuers
         }
 
     @property
@@ -108,9 +116,9 @@ class TrustedIssuers:
         return next((key for key in keys if key.kid == kid), None)
 
 
-def _source(jwks: str, clock: Clock, loopback_http: bool) -> KeyFile | FetchedKeys:
+def _source(jwks: str, clock: Clock, named: Callable[[str], Path], loopback_http: bool) -> KeyFile | FetchedKeys:
     if "://" not in jwks:
-        return KeyFile(Path(jwks))
+        return KeyFile(named(jwks))
 
     async def fetch() -> tuple[PublicKey, ...]:
         return read_jwks(await fetch_json(jwks, loopback_http=loopback_http))

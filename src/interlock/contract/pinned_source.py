@@ -16,6 +16,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,21 @@ def source_digest(file: Path, package: str = "") -> str | None:
         return None
     imports = f"{text}\nimport {package}\n" if package else text
     return Pinned(text=text, modules=_beside(file, imports, package, on_disk=True)).digest
+
+
+def module_file(name: str) -> tuple[Path, str] | None:
+    """The file of a module and the package that it is in. Nothing is imported, also no package above it."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        return None
+    spec, places = None, None
+    for length in range(1, name.count(".") + 2):
+        spec = PathFinder.find_spec(".".join(name.split(".")[:length]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    return Path(spec.origin).resolve(), spec.parent or ""
 
 
 def _package_of(function: Callable[..., Any]) -> str:

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -16,7 +15,7 @@ from interlock.contract.declare import Tool, tools_in
 from interlock.contract.function_identity import implementation_digest
 from interlock.contract.manifest import Execution, Manifest, Sandboxing, parse_manifest
 from interlock.contract.manifest_tools import from_manifest, without_function
-from interlock.contract.pinned_source import LOADED, pin, source_digest
+from interlock.contract.pinned_source import LOADED, module_file, pin, source_digest
 from interlock.core.errors import Failure
 from interlock.data.documents import Malformed, read_json, read_yaml
 from interlock.data.schema import Fault, Json
@@ -86,20 +85,7 @@ def located(manifest: Manifest, origin: str, manifests: Path) -> tuple[Path, str
     if kind == "manifest":
         base = manifests if _moved(Path(where), manifests) else Path(where).parent
         where = execution.target.rpartition(":")[0]
-    return ((base / where).resolve(), "") if where.endswith(".py") else _located(where)
-
-
-def _located(name: str) -> tuple[Path, str] | None:
-    """The file of a module and the package that it is in. Nothing is imported, also no package above it."""
-    spec, places = None, None
-    for length in range(1, name.count(".") + 2):
-        spec = PathFinder.find_spec(".".join(name.split(".")[:length]), places)
-        if spec is None:
-            return None
-        places = spec.submodule_search_locations
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    return Path(spec.origin).resolve(), spec.parent or ""
+    return ((base / where).resolve(), "") if where.endswith(".py") else module_file(where)
 
 
 def _moved(path: Path, manifests: Path) -> bool:

@@ -101,6 +101,11 @@ class Home:
         """The same store, with the files of another directory."""
         return Home(path)
 
+    def named(self, name: str) -> Path:
+        """A file that settings name: relative to this directory or, if it is only there, to the working directory."""
+        path = self.path / name
+        return Path(name) if not os.path.exists(path) and os.path.exists(name) else path
+
     @property
     def made(self) -> bool:
         """Whether there is a database."""

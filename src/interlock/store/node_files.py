@@ -1,16 +1,22 @@
 """Files of a data directory that have to be the same on every machine of a store, and which machine has others.
 
-The store is shared, but policy, principals, settings and keys are files of each data directory. Every process tells the
-digests of its files with its sign of life. `interlock doctor` and `/ready` name files that differ; nothing is
-refused for it, because a new policy reaches one machine before the other.
+The store is shared, but policy, principals, settings and keys are files of each data directory, and so are the code of
+hooks, the key sets of other issuers, manifests of Python functions and trained routers. Every process tells the digests
+of its files with its sign of life. `interlock doctor` and `/ready` name files that differ; nothing is refused for it,
+because a new policy reaches one machine before the other.
+
+INVARIANT: describing raises nothing, whatever the files hold: the thread that renews a lease does it every few seconds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import platform
+import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 import orjson
@@ -111,10 +117,89 @@ def _files(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _digests(home: Home) -> dict[str, str]:
     found = {name: _digest(_read(home, name)) for name in _PLAIN}
-    found["settings.toml"] = _digest(common_settings(_read(home, "settings.toml")))
+    settings = _read(home, "settings.toml")
+    found["settings.toml"] = _digest(common_settings(settings))
     # The public halves are in the names.
     issuer = sorted(path.name for path in (home.keys / "issuer").glob("*.pem"))
-    return {**found, "keys/issuer": _digest(" ".join(issuer).encode())}
+    found["keys/issuer"] = _digest(" ".join(issuer).encode())
+    found["manifests"] = _digest_of_all(home.manifests.glob("*"), _manifest_digest)
+    found["selection"] = _digest_of_all((home.path / "selection").glob("router-*"), _file_digest)
+    return {**{name: _cached(path, _file_digest) for name, path in _named(home, settings)}, **found}
+
+
+def _named(home: Home, settings: bytes) -> Iterator[tuple[str, Path | None]]:
+    """The files that settings name: code of hooks and of the counter of tokens, and key sets of other issuers."""
+    try:
+        stated = tomllib.loads(settings.decode())
+    except ValueError:
+        return
+    runs = [*_members(stated.get("hooks"), "run"), stated.get("counter")]
+    for where in (run.rpartition(":")[0] for run in runs if isinstance(run, str)):
+        if where.endswith(".py"):
+            yield where, home.path / where
+        elif where:
+            yield where, _module(where)
+    for jwks in _members(stated.get("trusted_issuers"), "jwks"):
+        if "://" not in jwks:
+            yield jwks, home.named(jwks)
+
+
+def _module(name: str) -> Path | None:
+    from interlock.contract.pinned_source import module_file  # few settings name a module
+
+    try:
+        located = module_file(name)
+    except (ImportError, OSError, RuntimeError, ValueError):
+        return None
+    return None if located is None else located[0]
+
+
+def _members(entries: Any, name: str) -> Iterator[str]:
+    """The texts of one name in a list of tables."""
+    for entry in cast("list[Any]", entries) if isinstance(entries, list) else ():
+        text = cast("dict[str, Any]", entry).get(name) if isinstance(entry, dict) else None
+        if isinstance(text, str) and text:
+            yield text
+
+
+def _digest_of_all(paths: Iterable[Path], digest_of: Callable[..., str]) -> str:
+    """One digest of some files of a directory, with their names; empty if there are none."""
+    found = {path.name: _cached(path, digest_of) for path in paths if not path.name.startswith(".")}
+    return _digest(" ".join(f"{name} {digest}" for name, digest in sorted(found.items()) if digest).encode())
+
+
+def _cached(path: Path | None, digest_of: Callable[..., str]) -> str:
+    """The digest of a file, which is read again when it was changed; empty if it cannot be read."""
+    try:
+        status = None if path is None else path.stat()
+        # A pipe or a device would let the reader wait.
+        if path is None or status is None or not stat.S_ISREG(status.st_mode):
+            return ""
+        return digest_of(path, (status.st_mtime_ns, status.st_size, status.st_ino))
+    except (OSError, ValueError):
+        return ""
+
+
+@lru_cache(maxsize=1024)
+def _file_digest(path: Path, seen: tuple[int, ...]) -> str:
+    return _digest(path.read_bytes())
+
+
+@lru_cache(maxsize=1024)
+def _manifest_digest(path: Path, seen: tuple[int, ...]) -> str:
+    """The digest of a manifest that each machine needs as a file; empty for one of which all is in the store.
+
+    Manifests that come through an endpoint are JSON. Others were put here by hand, and always count.
+    """
+    from interlock.contract.executors import kind_of
+
+    content = path.read_bytes()
+    try:
+        document: Any = orjson.loads(content)
+        needed = document.get("sandbox") is None and kind_of(document["execution"].get("kind", "function")).in_process
+    except (ValueError, AttributeError, LookupError, TypeError):
+        needed = True  # it is no manifest that the store could have
+    return _digest(content) if needed else ""
 
 
 def _read(home: Home, name: str) -> bytes:

@@ -210,8 +210,7 @@ class Floor:
 
 @pytest.mark.part_of(
     "EFFECT-06",
-    rest="a read against a write and overlapping names through the gateway, calls of several sessions; a version "
-    "that is an ETag of an upstream; 1,000 rounds between nodes, which the thorough run has",
+    rest="a version that is an ETag of an upstream; 1,000 rounds between nodes, which the thorough run has",
 )
 @given(JOBS)
 def test_overlapping_calls_never_interleave_and_all_of_them_end(jobs: list[Job]) -> None:

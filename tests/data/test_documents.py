@@ -74,3 +74,16 @@ def test_what_is_no_document_is_refused_in_words(text: str | bytes) -> None:
         read_yaml(text)
     with pytest.raises(Malformed):
         read_json(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "{a: " * 100_000, "? " * 100_000])
+def test_a_yaml_text_that_is_too_deep_is_refused(text: str) -> None:
+    with pytest.raises(Malformed, match="more than 500 levels"):
+        read_yaml(text)
+
+
+def test_a_yaml_text_of_hundreds_of_levels_is_read() -> None:
+    (value,) = read_yaml("[" * 400 + "1" + "]" * 400)
+    for _ in range(400):
+        (value,) = value
+    assert value == 1

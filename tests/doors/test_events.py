@@ -209,7 +209,7 @@ async def test_whoever_is_told_of_the_end_is_told_how_it_ended(app: Interlock) -
     stage.words = asyncio.Queue()
     calls, caller = Service(app).calls, Caller(id="local:ann")
     before = asyncio.all_tasks()
-    call_id = calls.start(Ask(tool="demo.telling", arguments={"name": "x"}), caller, door="rest")
+    call_id = await calls.start(Ask(tool="demo.telling", arguments={"name": "x"}), caller, door="rest")
     (running,) = asyncio.all_tasks() - before
     stage.words.put_nowait("a")
     stage.words.put_nowait(None)

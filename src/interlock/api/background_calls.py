@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from interlock.call.context import Caller
     from interlock.data.schema import Json
 
-# How many background calls run, and how many of their results are kept for clients; of the rest the journal tells,
-# without their data. Nobody fills the place alone.
+# How many background calls run, and how many of their results are kept in memory for clients. The rest are read from
+# the store. No caller takes all of the room.
 MOST_CALLS = 1000
 MOST_CALLS_EACH = 250
 _EVERY_S = 0.05

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from typing import Any, cast
 
 import orjson
@@ -70,7 +71,7 @@ def read_yaml(text: str | bytes) -> list[Any]:
     loader: Any = None
     documents: list[Any] = []
     try:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+        loader = _loader()(text)
         while loader.check_node():
             node = loader.get_node()
             _check_nodes(node)
@@ -81,6 +82,33 @@ def read_yaml(text: str | bytes) -> list[Any]:
         if loader is not None:
             loader.dispose()
     return documents
+
+
+# The composer of libyaml calls itself once per level: a text of brackets alone would end the process.
+_DEEPEST = 500
+
+
+@cache
+def _loader() -> Any:
+    """The reader of YAML, which refuses a document that is too deep."""
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):
+        depth = 0
+
+        def descend_resolver(self, current_node: Any, current_index: Any) -> None:
+            self.depth += 1
+            if self.depth > _DEEPEST:
+                raise Malformed(f"more than {_DEEPEST} levels of lists and mappings")
+            super().descend_resolver(current_node, current_index)  # pyright: ignore[reportUnknownMemberType]
+
+        def ascend_resolver(self) -> None:
+            self.depth -= 1
+            super().ascend_resolver()  # pyright: ignore[reportUnknownMemberType]
+
+    return Loader
 
 
 def _check_nodes(root: Any) -> None:

@@ -181,8 +181,8 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(cli:
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("health", 240), ("surface show", 246), ("policy explain me demo.post", 252), ("tools search balance", 252),
-        ("tools select balance", 282),
+        ("health", 230), ("surface show", 235), ("policy explain me demo.post", 244), ("tools search balance", 242),
+        ("tools select balance", 270),
     ],
 )  # fmt: skip
 def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(cli: Cli, words: str, most: int) -> None:

@@ -15,7 +15,7 @@ from interlock.core.threads import DISK
 from interlock.gateway import idempotency
 from interlock.gateway.reconcile import block_orphans
 from interlock.resilience import limits
-from interlock.store import facts, surfaces
+from interlock.store import facts, payloads, surfaces
 from interlock.store.inspection import has_sandboxed_tools
 
 if TYPE_CHECKING:
@@ -180,9 +180,11 @@ class BackgroundTasks:
         await block_orphans(self._journal, self._alive, self._announce)
 
     async def _remove_pieces(self) -> None:
-        from interlock.audit.retention import remove_pieces
-
         await self._release_pieces(self._alive)
+        if not await self._journal.read(payloads.has_released):
+            return
+        from interlock.audit.retention import remove_pieces  # most commands have none to remove
+
         await remove_pieces(self._journal)
 
     async def _resume_approved(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -47,6 +46,8 @@ async def retry(
     parts: Parts, version: Version, call: Callable[[float], Awaitable[Result]], *, within_s: float
 ) -> Result:
     """Make a call as often as the retry policy of its tool allows. `call` is given the deadline of each attempt."""
+    import random
+
     from interlock.resilience.retry import Pacing, call_with_retries  # most commands make no call
 
     observer, retried = parts.observer, parts.telemetry.metrics.retried

@@ -25,7 +25,6 @@ from urllib.parse import quote
 
 import orjson
 
-from interlock.approvals import tickets
 from interlock.approvals.services import Broken, DeliveryOutcome, Service
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
@@ -265,6 +264,8 @@ class Courier:
         """Build the message. A row of an older version contains it; otherwise it is made from the ticket."""
         if due.body:
             return orjson.loads(due.body)
+        from interlock.approvals import tickets  # loaded where there is something to send
+
         ticket = await self._journal.read(lambda reader: tickets.load(reader, due.ticket))
         return tickets.message(ticket.opened(self._box), due.step)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import orjson
 
-from interlock.approvals import tickets
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.data.canonical import key_scope
@@ -106,6 +105,8 @@ def reserve(
         if check is not None:
             check(transaction)
         run_all(transaction, uses)
+        from interlock.approvals import tickets  # everything else of this module is done without calls
+
         tickets.pass_over(transaction, ticket_scope or wanted.scope, wanted.call)
         idempotency.reserve(transaction, wanted)
         transaction.append("intent", wanted.call, intent)

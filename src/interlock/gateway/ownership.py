@@ -19,7 +19,6 @@ from interlock.call.capability import Capability
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.gateway import token_checks
 from interlock.registry.catalog import Catalog
 from interlock.store import ledger
 from interlock.store.calls import facts_in
@@ -60,6 +59,8 @@ class Ownership:
             return False
         if version is None or facts.get("error_code") in _REFUSED:
             return True  # nothing ran
+        from interlock.gateway import token_checks  # most callers have no token
+
         try:
             contract = (await self._catalog.exact(facts.get("toolId", ""), version)).contract
             token_checks.check_tool(capability, contract, self._environment)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from interlock.approvals import tickets
 from interlock.store.tickets import any_open
 
 if TYPE_CHECKING:
@@ -17,6 +16,8 @@ async def sweep(journal: Store, channels: Channels, observer: Observer) -> list[
     """Deny tickets that have timed out, and escalate those that wait too long."""
     if not await journal.read(any_open):
         return []
+    from interlock.approvals import tickets  # most data directories have no open ticket when a command looks
+
     happened = await journal.commit(tickets.sweep(channels))
     for one in happened:
         observer.announce(one.event, one.ticket.call, one.ticket.ref, **one.ticket.pending())

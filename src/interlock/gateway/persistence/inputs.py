@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,7 @@ class InputStore:
         ref, size = f"inputs:{call.id}", len(call.model_input)
         if waits or call.more.approval is not None or call.known:
             # A call that waited can end more than once under its id: one that is refused for a while is tried again.
-            ref = f"{ref}.{secrets.token_hex(8)}"
+            ref = f"{ref}.{os.urandom(8).hex()}"
         if size > inputs.LARGEST_STORED and self._settings.keep_inputs != "always":
             return SentInputs(ref, b"", None, inputs.TOO_LARGE)
         if size <= LARGE_INPUT:

@@ -69,8 +69,8 @@ def _hooks(app: Interlock) -> list[str]:
 
 @pytest.mark.part_of(
     "LIFE-02",
-    rest="faults in linking, telemetry and the terminal event; an alias on a search surface; an abort signal inside "
-    "the sandbox, where the processes are stopped instead",
+    rest="faults in linking, telemetry and the terminal event; an abort signal inside the sandbox, where the processes "
+    "are stopped instead",
 )
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_a_call_is_queued_after_it_is_allowed_and_before_anything_of_it_runs(

@@ -11,7 +11,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from interlock import Failure, Field, Hook, HookResult, Interlock, Seen, tool
+from interlock import Event, Failure, Field, Hook, HookResult, Interlock, Seen, tool
 from tests import sample
 from tests.sample import TOOLS
 from tests.support.calls import admit
@@ -188,6 +188,53 @@ async def test_messages_are_redacted(wires: Wires, door: str) -> None:
     for text in (str(told), str(kept)):
         for hidden in ("Quux-7731", SECRET, "/srv/app", "\x1b", "\u202e"):
             assert hidden not in text
+
+
+def _stops(seen: Seen) -> HookResult:
+    return HookResult(stop="not today")
+
+
+def _asks(seen: Seen) -> HookResult:
+    return HookResult(permission="ask")
+
+
+def _changes(seen: Seen) -> HookResult:
+    return HookResult(updated_input={"note": "Quux-8842"}, messages=("changed once more, from Quux-7731",))
+
+
+@pytest.mark.parametrize("last", [None, _stops, _asks, _changes])
+@pytest.mark.parametrize("marks", ["input", "same hook", "later hook"])
+async def test_neither_listeners_nor_records_have_what_is_private_after_the_last_hook(
+    wires: Wires, marks: str, last: Any
+) -> None:
+    """A value that an earlier hook told is found as private by the input that the hooks leave."""
+    told = HookResult(
+        messages=("mind Quux-7731",), context=("it is Quux-7731",), progress="at Quux-7731",
+        updated_input={"note": "Quux-7731"} if marks == "same hook" else None,
+    )  # fmt: skip
+    wires.app.hook(Hook(id="tells", when="pre", run=lambda _: told))
+    if marks == "later hook":
+        wires.app.hook(Hook(id="puts", when="pre", run=lambda _: HookResult(updated_input={"note": "Quux-7731"})))
+    if last is not None:
+        wires.app.hook(Hook(id="last", when="pre", run=last))
+    events: list[Event] = []
+    progress: list[Any] = []
+    wires.app.listen(events.append)
+    note = "Quux-7731" if marks == "input" else "none"
+    result = await wires.app.call("hooked.guarded", {"note": note}, on_progress=progress.append)
+    assert result.state == ("blocked" if last is _stops else "awaiting_approval" if last is _asks else "succeeded")
+    kept = await record(wires.app, "pending" if last is _asks else "closed")
+    for where in (str(events), str(progress), str(kept), str(result.document())):
+        assert "Quux-7731" not in where
+    completed = [one.data for one in events if one.type == "tool.hook.pre.completed"]
+    assert [one["hook"] for one in completed] == [
+        "tells", *(["puts"] if marks == "later hook" else []), *(["last"] if last in (_asks, _changes) else []),
+    ]  # fmt: skip
+    texts = [one.get("text") for one in completed[0]["outputs"]][:3]
+    assert texts == ["at [REDACTED]", "mind [REDACTED]", "it is [REDACTED]"]
+    assert [one["message"] for one in progress] == ["hook `tells`: at [REDACTED]"]
+    outputs = [output for one in completed for output in one["outputs"]]
+    assert kept["hookOutputs"][: len(outputs)] == outputs
 
 
 @pytest.mark.proves("LIFE-21")

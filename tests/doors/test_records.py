@@ -331,7 +331,7 @@ async def sinks(home: Path, caplog: pytest.LogCaptureFixture) -> AsyncGenerator[
 
 
 @pytest.mark.supports("VALID-04")
-@pytest.mark.proves("AUDIT-06")
+@pytest.mark.proves("AUDIT-06", "CONTRACT-06")
 async def test_a_private_field_reaches_no_sink_through_any_door_however_the_call_ends(
     sinks: tuple[Wires, Sinks],
 ) -> None:

@@ -266,6 +266,18 @@ def lingers(
         time.sleep(1)
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_class="long_running")
+def tells(
+    ctx: Context,
+    marker: Annotated[str, Field(description="how many seconds, as a text to know it by", examples=["9"])],
+) -> str:
+    """Start a program, tell what the call has left, and wait."""
+    subprocess.Popen(["/bin/sleep", marker])
+    ctx.progress(f"{ctx.remaining_s} {ctx.cancelled}", percent=50)
+    while True:
+        time.sleep(1)
+
+
 @tool(
     version="1.0.0", mutation_class="write_reversible", namespace="cell", sandbox=True,
     effects=[Effect("purse:{name}", "UPDATE")], permissions=["credentials:cell/token"], timeout_s=60, restart_safe=True,

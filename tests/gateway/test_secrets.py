@@ -572,6 +572,7 @@ async def test_a_credential_that_a_hook_told_before_it_was_lent_is_redacted_afte
     assert "mind [REDACTED]" in document
     assert LENT not in document
     assert result.ok is (way == "log")
+    assert await leaks.found() == {}
     assert LENT not in await asyncio.to_thread(_written, leaks.app.home)
 
 

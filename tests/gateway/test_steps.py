@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any, cast
 
 import pytest
 
-from interlock import Context, Hook, HookResult, Interlock, Seen, tool
+from interlock import Context, Field, Hook, HookResult, Interlock, Seen, tool
+from interlock.call import prepared
 from interlock.call.events import Event
+from interlock.gateway import fast_path, finish
+from interlock.gateway.results import map_output, record_failure, replay
+from tests import processes
 from tests.gateway import isolated_tools as cell
 from tests.support.batches import gates, prepare, running
 from tests.support.calls import admit, records, until
@@ -30,6 +36,12 @@ def loops(ctx: Context) -> str:
     SEEN.append(f"aborted, {ctx.remaining_s > 0}")
     MAY_END.wait(60)
     return "ended"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="steps")
+async def gives(right: Annotated[bool, Field(description="whether it fits", examples=[True])]) -> int:
+    """Give back a number, or what is none."""
+    return 1 if right else cast("int", "none")
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="steps")
@@ -57,9 +69,8 @@ def _hooks(app: Interlock) -> list[str]:
 
 @pytest.mark.part_of(
     "LIFE-02",
-    rest="the mapper for outcomes of the fast path, of a deadline and of a cancellation; faults in linking, "
-    "telemetry and the terminal event; an alias on a search surface; deadline, signal and progress inside the "
-    "sandbox",
+    rest="faults in linking, telemetry and the terminal event; an abort signal inside the sandbox, where the processes "
+    "are stopped instead",
 )
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_a_call_is_queued_after_it_is_allowed_and_before_anything_of_it_runs(
@@ -118,6 +129,91 @@ async def test_a_tool_is_given_a_signal_when_its_call_is_cancelled_or_out_of_tim
     assert ran[0] == "pre 0"
     assert ran[1] in (("failure 0",) if cause == "cancelled" else ("failure 0", "failure 1"))
     assert len(records(app, request.id)) == 1
+
+
+def _mapping(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count how often an output is mapped and a result is made."""
+    counts: Counter[str] = Counter()
+
+    def counted(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        def taken(*given: Any, **named: Any) -> Any:
+            counts[name] += 1
+            return step(*given, **named)
+
+        return taken
+
+    for module in (finish, fast_path, record_failure, replay):
+        monkeypatch.setattr(module, "Result", counted("result", module.Result))
+    monkeypatch.setattr(map_output, "map_output", counted("map", map_output.map_output))
+    return counts
+
+
+@pytest.mark.proves("LIFE-02")
+@pytest.mark.parametrize("cause", ["cancelled", "late"])
+async def test_of_a_call_that_is_cut_off_no_output_is_mapped_and_one_result_is_made(
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    await admit(app, loops)
+    counts = _mapping(monkeypatch)
+    STARTED.clear()
+    MAY_END.clear()
+    request = app.gateway.with_id(app.request("steps.loops", timeout_s=0.2 if cause == "late" else None))
+    task = asyncio.create_task(app.gateway.invoke(request))
+    assert await asyncio.to_thread(STARTED.wait, 60)
+    if cause == "cancelled":
+        MAY_END.set()
+        assert await app.cancel(request.id or "") == "canceled"
+    result = await task
+    assert result.state == ("canceled" if cause == "cancelled" else "timed_out")
+    assert counts == {"result": 1}
+    MAY_END.set()
+
+
+@pytest.mark.proves("LIFE-02")
+@pytest.mark.parametrize("fits", [True, False])
+async def test_the_output_of_a_fast_read_is_mapped_once(
+    app: Interlock, monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    """The fast path has a mapper of its own. It leaves what does not fit the contract to that of the phases."""
+    counts = _mapping(monkeypatch)
+    make = prepared.fitter
+
+    def looking(document: Any) -> Any:
+        fits = make(document)
+        assert fits is not None
+
+        def look(*given: Any) -> bool:
+            counts["look"] += 1
+            return fits(*given)
+
+        return look
+
+    monkeypatch.setattr(prepared, "fitter", looking)
+    await admit(app, gives)
+    assert (await app.call("steps.gives", right=True)).ok  # which is decided about, so that the next may be fast
+    counts.clear()
+    result = await app.call("steps.gives", right=fits)
+    assert (result.ok, result.value) == ((True, 1) if fits else (False, None))
+    assert counts == ({"result": 1, "look": 1} if fits else {"result": 1, "look": 2, "map": 1})
+    assert len(records(app, result.invocation_id)) == 1
+
+
+@pytest.mark.proves("LIFE-02")
+async def test_a_sandboxed_tool_is_given_its_time_a_callback_for_progress_and_an_end_when_it_is_cancelled(
+    app: Interlock,
+) -> None:
+    await admit(app, cell.tells)
+    heard: list[Any] = []
+    request = app.gateway.with_id(app.request("cell.tells", {"marker": "87001"}, timeout_s=50))
+    task = asyncio.create_task(app.gateway.invoke(replace(request, on_progress=heard.append)))
+    await until(lambda: any(one["percent"] == 50 for one in heard))
+    (told,) = [one["message"] for one in heard if one["percent"] == 50]
+    left, cancelled = told.split()
+    assert (0 < float(left) <= 50, cancelled) == (True, "False")
+    assert any(b"87001" in line for line in processes.told("cmdline") if line.startswith(b"/bin/sleep"))
+    assert await app.cancel(request.id or "") == "canceled"
+    assert (await task).state == "canceled"
+    await until(lambda: not any(b"87001" in one for one in processes.told("cmdline") if one.startswith(b"/bin/sleep")))
 
 
 @pytest.mark.proves("LIFE-02")

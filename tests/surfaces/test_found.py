@@ -195,6 +195,19 @@ async def test_at_every_door_a_tool_is_refused_found_loaded_and_called(wires: Wi
     assert (await wires.call("rest", "office.forecast", {"value": "Rome"})).data == "forecast Rome"
 
 
+@pytest.mark.proves("LIFE-02")
+@pytest.mark.parametrize("door", DOORS)
+async def test_an_alias_on_a_search_surface_is_the_tool_itself(wires: Wires, door: str) -> None:
+    """It is refused under the tool's name, loaded by the alias, and called by it."""
+    await admit(wires.app, offer("yodel", "Sings from one mountain to another.", aliases=["warble"]))
+    assert (await wires.call(door, "office.warble", {"value": "x"})).failure["error_code"] == "E3107"
+    (closed,) = records(wires.app)
+    assert (closed["error_code"], closed["toolId"]) == ("E3107", "office.yodel")
+    assert "a value" in await wires.rows[door].load("office.warble")
+    told = await wires.call(door, "office.warble", {"value": "x"})
+    assert (told.envelope, told.data) == (None, {"result": "yodel x"} if door.startswith("mcp") else "yodel x")
+
+
 SHOWS = {"extensions": {"io.modelcontextprotocol/ui": {"mimeTypes": ["text/html;profile=mcp-app"]}}}
 
 

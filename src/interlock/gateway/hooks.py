@@ -4,8 +4,9 @@ A hook that raises or takes too long blocks the call. A change by a hook is vali
 
 Whatever a hook emits (messages, progress, decisions, context, an updated input) is an entry of `hook_outputs` with the
 hook's id and phase. The entries are returned beside the result, never in it, and are part of the closing record. Their
-texts are redacted and bounded. They are redacted again after the last hook, because the call may have private
-values by then that were unknown before: pre-hooks run before credentials are lent.
+texts are redacted and bounded. They are redacted again after each change of the input and after the last hook, because
+the call may have private values by then that were unknown before: pre-hooks run before credentials are lent. What
+pre-hooks emit is told to listeners after the last pre-hook, and without texts if credentials will be lent to the call.
 
 Each hook runs in a task of its own, and plain functions in threads that only hooks and tools' own checks use. The call
 waits for it until the hook's `timeout_s` or the call's deadline, whichever comes first, also where the hook ignores its
@@ -39,6 +40,7 @@ from interlock.gateway.inputs import difference, observable
 from interlock.gateway.observe import Observer
 from interlock.gateway.progress import ProgressReporter
 from interlock.gateway.redaction import CallRedaction
+from interlock.privacy.redact import REDACTED
 
 When = Literal["pre", "post", "failure"]
 _log = logging.getLogger("interlock.hooks")
@@ -126,21 +128,44 @@ class Hooks:
             call.extend().hook_outputs.clear()  # they concern an input that does not run
         elif chosen:
             call.move("pre_hooks_running")
-        for hook in chosen:
-            # INVARIANT: a hook gets a copy that it cannot write to, and no reference to model_input.
-            seen = self._seen(call, frozen(private_copy(arguments)))
-            self._observer.emit("tool.hook.pre.started", call, hook=hook.id)
-            first = len(call.more.hook_outputs)
-            result = await self._run(hook, call, seen, requested.deadline)
-            if result.permission is not None:
-                call.decision = stricter(call.decision, _decision(hook, result.permission))
-                _note(call, hook, "decision", behavior=result.permission)
-            if result.updated_input is not None:
-                changed = len(call.more.mutations)
-                arguments = _updated(requested, hook.id, arguments, thawed(result.updated_input), reviewer)
-                _note(call, hook, "updated_input", pointers=[one.pointer for one in call.more.mutations[changed:]])
-            self._observer.emit("tool.hook.pre.completed", call, hook=hook.id, outputs=call.more.hook_outputs[first:])
+        begun: list[tuple[Hook, int]] = []  # each with the number of outputs before it
+        completed = 0
+        # INVARIANT: the texts of hooks are searched for what is private in the input as it is at that time.
+        call.input = arguments
+        try:
+            for hook in chosen:
+                # INVARIANT: a hook gets a copy that it cannot write to, and no reference to model_input.
+                seen = _seen(call, frozen(private_copy(arguments)))
+                self._observer.emit("tool.hook.pre.started", call, hook=hook.id)
+                begun.append((hook, len(call.more.hook_outputs)))
+                result = await self._run(hook, call, seen, requested.deadline)
+                if result.permission is not None:
+                    call.decision = stricter(call.decision, _decision(hook, result.permission))
+                    _note(call, hook, "decision", behavior=result.permission)
+                if result.updated_input is not None:
+                    changed = len(call.more.mutations)
+                    updated = _updated(requested, hook.id, arguments, thawed(result.updated_input), reviewer)
+                    arguments = call.input = updated
+                    _note(call, hook, "updated_input", pointers=[one.pointer for one in call.more.mutations[changed:]])
+                    self.redact_outputs(call)
+                completed += 1
+        finally:
+            self._tell(requested, begun, completed)
         return arguments
+
+    def _tell(self, call: Requested, begun: Sequence[tuple[Hook, int]], completed: int) -> None:
+        """Tell listeners what the pre-hooks emitted, now that all of them have ended."""
+        outputs = call.more.hook_outputs
+        if call.tool.credentials:
+            # INVARIANT: a text is told to nobody before it can be searched for the credentials of the call.
+            outputs = [{**one, "text": REDACTED} if "text" in one else one for one in outputs]
+        ends = [*(first for _, first in begun[1:]), len(outputs)]
+        for place, ((hook, first), end) in enumerate(zip(begun, ends, strict=False)):
+            for one in outputs[first:end]:
+                if one["output"] == "progress":
+                    self._report(call, hook, one["text"])
+            if place < completed:
+                self._observer.emit("tool.hook.pre.completed", call, hook=hook.id, outputs=outputs[first:end])
 
     async def after(self, requested: Requested, value: Any) -> None:
         """Run the post-hooks of a call that succeeded; one that stops or fails blocks its result."""
@@ -156,8 +181,8 @@ class Hooks:
         for hook in chosen:
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
             first = len(call.more.hook_outputs)
-            seen = self._seen(call, given, shown)
-            self._ignore(call, hook, await self._run(hook, call, seen, requested.deadline))
+            seen = _seen(call, given, shown)
+            _ignore(call, hook, await self._run(hook, call, seen, requested.deadline))
             self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.more.hook_outputs[first:])
 
     async def after_failure(self, call: Call, failure: Failure) -> None:
@@ -169,11 +194,11 @@ class Hooks:
             first = len(call.more.hook_outputs)
             left_s = max(0.0, min(hook.timeout_s, call.deadline - self._clock.monotonic()))
             shown = failure.saying(failure.message, copy.deepcopy(failure.details))
-            seen = self._seen(call, given, None, shown)
+            seen = _seen(call, given, None, shown)
             task = self._begin(hook, replace(seen, remaining_s=left_s))
             try:
                 if await _ended(task, left_s):
-                    self._ignore(call, hook, self._answer(hook, call, task))
+                    _ignore(call, hook, self._answer(hook, call, task))
                 else:
                     call.extend().warnings.append(f"hook `{hook.id}` had not ended when the call did")
                     end = asyncio.get_running_loop().call_later(hook.timeout_s - left_s, task.cancel)
@@ -202,13 +227,6 @@ class Hooks:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running, timeout=CLOSE_S)
-
-    def _ignore(self, call: Call, hook: Hook, result: HookResult) -> None:
-        """Warn of requests that a hook made after the run, when they have no effect any more."""
-        if result.permission is not None or result.updated_input is not None:
-            call.extend().warnings.append(
-                f"hook `{hook.id}` decided or changed the input after the run, which has no effect"
-            )
 
     async def _run(self, hook: Hook, call: Call, seen: Seen, deadline: float) -> HookResult:
         """Run one hook within its time. Anything but a valid answer blocks the call (E3211)."""
@@ -249,9 +267,9 @@ class Hooks:
         if wrong := _malformed(result):
             raise Failure("E3211", f"hook `{hook.id}` answered with {wrong}")
         if result.progress is not None:
-            # A progress record has no other field for its source that every protocol carries.
             words = _note(call, hook, "progress", text=self._text(call, result.progress))["text"]
-            self._progress.report(call, {"message": f"hook `{hook.id}`: {words}", "hook": hook.id})
+            if hook.when != "pre":
+                self._report(call, hook, words)
         self._add_texts(call, hook, "message", result.messages)
         self._add_texts(call, hook, "context", result.context)
         if result.stop is not None:
@@ -272,6 +290,10 @@ class Hooks:
             room -= len(shown)
             _note(call, hook, kind, text=shown)
 
+    def _report(self, call: Call, hook: Hook, words: str) -> None:
+        # A progress record has no other field for its source that every protocol carries.
+        self._progress.report(call, {"message": f"hook `{hook.id}`: {words}", "hook": hook.id})
+
     def _text(self, call: Call, text: str) -> str:
         """Return a text of a hook, redacted and bounded."""
         # INVARIANT: a hook may see private values of a call; its texts are searched for them like those of the tool.
@@ -283,11 +305,6 @@ class Hooks:
         name = call.tool.contract.address
         return [hook for hook in self.registered if hook.when == when and fnmatch.fnmatchcase(name, hook.tools)]
 
-    def _seen(self, call: Call, observed: Any, value: Any = None, error: Failure | None = None) -> Seen:
-        caller = call.request.caller
-        name = caller.id if caller else ""
-        return Seen(invocation_id=call.id, tool=call.ref, input=observed, caller=name, value=value, error=error)
-
 
 OutputKind = Literal["message", "progress", "decision", "context", "updated_input", "stop"]
 
@@ -297,6 +314,20 @@ def _note(call: Call, hook: Hook, kind: OutputKind, **facts: Any) -> Json:
     output: Json = {"hook": hook.id, "phase": _PHASE[hook.when], "output": kind, **facts}
     call.extend().hook_outputs.append(output)
     return output
+
+
+def _ignore(call: Call, hook: Hook, result: HookResult) -> None:
+    """Warn of requests that a hook made after the run, when they have no effect any more."""
+    if result.permission is not None or result.updated_input is not None:
+        call.extend().warnings.append(
+            f"hook `{hook.id}` decided or changed the input after the run, which has no effect"
+        )
+
+
+def _seen(call: Call, observed: Any, value: Any = None, error: Failure | None = None) -> Seen:
+    caller = call.request.caller
+    name = caller.id if caller else ""
+    return Seen(invocation_id=call.id, tool=call.ref, input=observed, caller=name, value=value, error=error)
 
 
 def _bounded(text: str) -> str:

@@ -73,7 +73,7 @@ class Validator:
             self._observer.emit("tool.invocation.arguments_ready", call)
         if self._hooks.registered:
             before = arguments
-            arguments = call.input = await self._hooks.before(requested, arguments)
+            arguments = await self._hooks.before(requested, arguments)
             if tool.has_checks and arguments != before:
                 await self._check_meaning(requested, arguments)
         call.extend().private = self._redaction.has_private_values(call)

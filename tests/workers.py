@@ -28,9 +28,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 import pytest
+from _pytest.capture import FDCapture
 
 PATIENCE_S = 10.0  # for a worker to end its test, and then for it to end after Ctrl-C
 MOST_DEATHS = 8
@@ -299,9 +301,12 @@ def _settle(config: Any, place: Path) -> _Reports:
     """Have what pytest made for the process that this was forked off made for this process."""
     plugins = config.pluginmanager
     capture = plugins.get_plugin("capturemanager")
-    capture.stop_global_capturing()  # the file with what was captured is the same in all of them
-    capture.start_global_capturing()
     capture.suspend_global_capture()
+    for stream in (capture._global_capturing.out, capture._global_capturing.err):
+        # The file with what was captured is the same in all of them. The object stays: some modules have kept it.
+        if isinstance(stream, FDCapture):
+            with TemporaryFile() as fresh:
+                os.dup2(fresh.fileno(), stream.tmpfile.fileno(), inheritable=False)
     place.mkdir(mode=0o700)
     config._tmp_path_factory._basetemp = place
     for name in ("workers", "terminalprogress"):

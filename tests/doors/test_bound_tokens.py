@@ -348,8 +348,9 @@ async def test_who_holds_a_bound_token_hears_of_their_own_calls_even_where_those
         started = await world.invoke(tool_id, arguments, "enough", execution_mode="async", idempotency_key=code)
         call_id = started["invocation_id"]
         await until(lambda call_id=call_id: world.app.ownership.history(call_id))
-        fresh = Service(world.app).calls
-        assert (await fresh.status(call_id, await world.caller("enough")))["error_code"] == code
+        fresh, caller = Service(world.app).calls, await world.caller("enough")
+        await fresh.background.ended(call_id, caller)
+        assert (await fresh.status(call_id, caller))["result"]["error"]["error_code"] == code
         with pytest.raises(Failure, match="no call"):
             await fresh.status(call_id, await world.caller("elsewhere"))
 

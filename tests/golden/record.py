@@ -44,7 +44,8 @@ _CHANGING = (
     ("did", re.compile(r"\bdid:key:z6Mk\w+")),
     ("id", re.compile(r"(?<![0-9A-Za-z])[0-7][0-9A-HJKMNP-TV-Z]{25}(?![0-9A-Za-z])")),
     ("span", re.compile(r"(?<=\b00-[0-9a-f]{32}-)[0-9a-f]{16}\b")),
-    ("trace", re.compile(r"\b[0-9a-f]{32}\b")),
+    # Ids of MCP sessions have the same names as traces.
+    ("trace", re.compile(r"\b[0-9a-f]{32}\b|(?<=mcp-session-id: )[\w-]{60,}|(?<=\"mcp_session_id\": \")[\w-]{60,}")),
     ("port", re.compile(r"(?<=127\.0\.0\.1:)\d+")),
 )
 # Metrics of the process and of how long things took. They differ from run to run.

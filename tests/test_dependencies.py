@@ -33,7 +33,7 @@ def _plain(name: str) -> str:
 
 
 def _imported() -> set[str]:
-    """The distributions of all modules that the source imports, wherever it does."""
+    """The distributions of all modules that the source imports or finds by name, wherever it does."""
     distributions, found = packages_distributions(), set[str]()
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(parse(path.read_text())):
@@ -41,6 +41,8 @@ def _imported() -> set[str]:
                 names = [one.name for one in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module is not None:
                 names = [node.module]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.util.find_spec":
+                names = [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
             else:
                 continue
             for top in {name.partition(".")[0] for name in names} - {"interlock"} - sys.stdlib_module_names:

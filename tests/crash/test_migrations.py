@@ -204,13 +204,14 @@ async def test_of_two_processes_one_migrates_and_the_other_waits_and_goes_on(hom
 async def test_a_process_that_opens_a_store_while_its_last_migration_is_undone_is_refused(home: Home) -> None:
     await lived(home)
     looked = 8 if home.near else 6  # the point after it has looked for processes that run
-    with start(home, "down", looked, "wait") as one, start(home, "open") as another:
+    with start(home, "down", looked, "wait") as one:
         assert one.stdout.readline().decode().strip() == READY
-        # It has found the schema that it knows, and now asks whether that is so still.
-        await until(lambda: waiting(home) == 1)
-        go_on(one)
-        assert one.communicate(PATIENCE_S)[0].decode().split()[1:] == [migration.head()]
-        _, told = another.communicate(PATIENCE_S)
+        with start(home, "open") as another:
+            # It has found the schema that it knows, and now asks whether that is so still.
+            await until(lambda: waiting(home) == 1)
+            go_on(one)
+            assert one.communicate(PATIENCE_S)[0].decode().split()[1:] == [migration.head()]
+            _, told = another.communicate(PATIENCE_S)
     assert another.returncode == 1
     assert "the schema of the store was changed while this process opened it" in told.decode()
     assert home.alive() == 0

@@ -392,6 +392,7 @@ async def test_a_connection_that_cannot_roll_back_is_replaced(app: Interlock, mo
         """A fake of a connection whose disk fails between BEGIN and ROLLBACK."""
 
         in_transaction = True
+        openings = 1
 
         def execute(self, statement: str, *_: Any) -> Any:
             if statement == "ROLLBACK":

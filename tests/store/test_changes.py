@@ -295,6 +295,37 @@ async def test_a_slow_read_is_waited_for_while_the_loop_goes_on_however_far_the_
         await journal.close()
 
 
+async def test_a_cache_that_is_added_while_the_thread_reads_waits_for_the_end_of_that_read(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.prepare()
+    journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
+    changes, loop_thread = journal.changes, threading.current_thread()
+    slow, reading, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        if slow.is_set() and threading.current_thread() is not loop_thread:
+            reading.set()
+            go_on.wait(PATIENCE_S)
+
+    end = threading.Timer(0.05, go_on.set)
+    try:
+        changes.watch(("registry",), _revision, lambda _: None, also=slowly)
+        changes.catch_up()
+        changes.start()
+        known: list[str | None] = []
+        changes.watch(("registry",), _revision, known.append)
+        slow.set()
+        changes.hurry()
+        assert reading.wait(PATIENCE_S)
+        end.start()
+        changes.catch_up()
+        assert known
+    finally:
+        go_on.set()
+        end.cancel()
+        await journal.close()
+
+
 async def test_how_old_what_is_known_is_can_be_told_as_a_share_of_the_bound(tmp_path: Path) -> None:
     home, now = Home(tmp_path), [100.0]
     home.prepare()

@@ -7,8 +7,8 @@ needs, still on the thread, and its `apply` takes that over on the event loop. T
 only: after a change of this process, which must count at once (`look`), when the thread is late, and when the process
 was idle, in which the thread reads seldom (`catch_up`). If the store is on a server, it reads once, before anything is
 known; other threads read the rest. `caught_up` and `look` wait for a read of the thread without blocking the loop.
-`catch_up` refuses (E3801). Before anything is known of a store on a server, it blocks the loop first, for up to
-`_PATIENCE_HERE_S`.
+`catch_up` refuses (E3801). Before anything is known, or a new cache knows anything, it blocks the loop first, until
+that read ends, but for no longer than `_PATIENCE_HERE_S`.
 
     thread   epochs ─ changed? ─ load ─┐                    epochs ─ not changed ─ fresh_until moves on
     loop                               └ apply, fresh_until moves on
@@ -191,9 +191,16 @@ class ChangeReader:
             await self._wait_for(self.try_catch_up)
 
     def catch_up(self) -> None:
-        """The same for caches that cannot wait: E3801 while the thread reads, if what is known is too old."""
+        """The same for caches that cannot wait: E3801 while the thread reads, if what is known is too old.
+
+        Where nothing is known, as when a cache was just added, it waits for the end of that read, unless that hangs.
+        """
         far = self._far_and_unread()
-        if not self._try_catch_up(here=self._home.near or far, wait_s=_PATIENCE_HERE_S if far else 0):
+        wait_s = 0.0
+        if far or self._read_at == _NEVER:
+            began_at = self._began_at
+            wait_s = _PATIENCE_HERE_S if began_at is None else began_at + _PATIENCE_HERE_S - time.monotonic()
+        if not self._try_catch_up(here=self._home.near or far, wait_s=max(0.0, wait_s)):
             raise _unanswered()
 
     def try_catch_up(self) -> bool:

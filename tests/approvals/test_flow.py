@@ -545,7 +545,8 @@ async def test_every_step_is_told_as_an_event_of_its_own(tmp_path: Path, clock: 
             clock.advance(moment - (clock.monotonic_s - 1000.0))
             await app.approvals.sweep()
             await app.approvals.sweep()
-        assert events == [("APPROVAL_ESCALATED", ticket)] * 4 + [("APPROVAL_AUTO_DENIED", ticket)]
+        steps = [one for one in events if one[0].startswith("APPROVAL_")]
+        assert steps == [("APPROVAL_ESCALATED", ticket)] * 4 + [("APPROVAL_AUTO_DENIED", ticket)]
 
 
 @pytest.mark.proves("HITL-05")

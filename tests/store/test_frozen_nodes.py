@@ -106,7 +106,7 @@ class Fleet:
         await until(self._is_held)
         return call
 
-    def _is_held(self) -> bool:
+    async def _is_held(self) -> bool:
         """Whether a session holds the lock of all writers and says nothing."""
         with self._server.connect() as connection:
             return len(connection.execute(_HOLDING).fetchall()) == 1

@@ -26,6 +26,7 @@ from tests.support.calls import turn
 from tests.support.grpc import certificate
 from tests.support.identities import did_of
 from tests.support.servers import LOOPBACK, Place, place
+from tests.support.source import ROOT
 
 Json = dict[str, Any]
 ADD = {"tool_id": "demo.add", "parameters": {"a": 2, "b": 3}}
@@ -141,6 +142,33 @@ async def test_metrics_are_for_everybody_on_loopback_and_for_some_on_a_network(h
             assert answer.status_code == status, tenant
         named = await client.get("/health", headers={"host": "tools.example"})
         assert named.status_code == 200
+
+
+async def test_readiness_names_upstreams_to_those_who_may_see_the_metrics_and_to_nobody_else(home: Path) -> None:
+    command = [sys.executable, "-I", "-S", str(ROOT / "tests" / "upstreams" / "mcp_servers" / "scripted.py")]
+
+    async def told(here: Place, **headers: str) -> set[str]:
+        async with httpx.AsyncClient(base_url=here.base) as client:
+            answer = await client.get("/ready", headers=headers)
+        assert answer.status_code == 200
+        assert answer.json()["dependencies"]["upstreams"] == "healthy"
+        return {name for name in answer.json()["dependencies"] if name.startswith("upstreams.")}
+
+    async with place(home, replace(LOOPBACK, names=("tools.example",))) as here:
+        overlay = {"tools": {"state": {"mutation_class": "read_only"}}}
+        await here.app.upstreams.add("desk", "mcp", {"command": command}, by=here.app.caller, overlay=overlay)
+        assert await told(here) == {"upstreams.desk"}
+        assert await told(here, host="tools.example") == set(), "another name may stand for a proxy"
+    public = Listening(host="0.0.0.0", port=0, ports={}, names=("tools.example",))
+    async with place(home, public) as here:
+        await here.app.upstreams.probe_all()
+        assert await told(here) == set()
+        assert await told(here, **here.bearer) == set()
+        assert await told(here, authorization="Bearer x") == set()
+        watcher = Identity(did=did_of("operator"), name="operator", kind="human", tenant="local")
+        await here.app.identities.register(watcher, by="test")
+        token = await here.app.tokens.issue(subject=watcher.did, scopes=("metrics:read",), by=here.app.caller)
+        assert await told(here, authorization=f"Bearer {token}") == {"upstreams.desk"}
 
 
 async def test_a_port_in_use_is_told_in_words(home: Path) -> None:

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 READY_WITHIN_S = 2.0
 READY_FOR_S = 1.0
 WRITE_EVERY_S = 3.0
+_ONE_UPSTREAM = "upstreams."
 
 
 class Health:
-    """The readiness of the server. Anybody may ask, so the answer has no details and is cached."""
+    """The readiness of the server. Anybody may ask, so the answer has no reasons and is cached."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -48,9 +49,14 @@ class Health:
         """The HTTP status and the document that say that the process is there."""
         return 200, {"status": "healthy", "version": __version__}
 
-    async def readiness(self) -> tuple[int, Json]:
-        """The HTTP status and the document that say whether calls can be served."""
+    async def readiness(self, *, names: bool = False) -> tuple[int, Json]:
+        """The HTTP status and the document that say whether calls can be served.
+
+        `names`: with each upstream by its name, which is not for everybody; otherwise they are told together.
+        """
         status, parts = await self.ready()
+        if not names:
+            parts = {name: condition for name, condition in parts.items() if not name.startswith(_ONE_UPSTREAM)}
         return 503 if status == "down" else 200, {"status": status, "dependencies": parts}
 
     async def _look_around(self) -> tuple[Condition, dict[str, Condition]]:
@@ -140,7 +146,7 @@ class Health:
         if not await self._parts.journal.read(readiness.has_upstreams):
             return {"upstreams": "healthy"}  # without loading what upstreams need, which takes a moment
         every: dict[str, Condition] = {
-            f"upstreams.{one.name}": "healthy" if one.state == "available" else "down"
+            f"{_ONE_UPSTREAM}{one.name}": "healthy" if one.state == "available" else "down"
             for one in await self._parts.upstreams.list()
         }
         found = set(every.values())

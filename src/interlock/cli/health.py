@@ -34,7 +34,7 @@ async def health(app: Interlock, out: Output, /) -> int:
     """
     from interlock.api.health import Health
 
-    _, document = await Health(app).readiness()
+    _, document = await Health(app).readiness(names=True)
     return _answer(out, document)
 
 

@@ -43,7 +43,14 @@ class OperationsDoor(Door):
         await self._tell_health(send, self._service.health.alive())
 
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._tell_health(send, await self._service.health.readiness())
+        """For everybody. The names of upstreams are for those who may see the metrics."""
+        try:
+            names = self._is_near(scope) or header(scope, b"authorization") is not None
+            if names:
+                await self._check_watcher(scope)
+        except Failure:
+            names = False
+        await self._tell_health(send, await self._service.health.readiness(names=names))
 
     @staticmethod
     async def _tell_health(send: Send, health: tuple[int, Json]) -> None:
@@ -52,16 +59,23 @@ class OperationsDoor(Door):
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """For Prometheus. For everybody who asks on loopback and by that name; for others, if they may see it."""
-        host = without_port((header(scope, b"host") or "").lower().encode()).decode()
         try:
-            # What comes by another name comes through somebody else: from where, we cannot tell.
-            if not self._listening.loopback or host not in LOOPBACK:
-                _may_watch(await self._service.authenticate(header(scope, b"authorization")))
+            await self._check_watcher(scope)
         except Failure as failure:
             await refuse(send, failure)
             return
         kind = b"text/plain; version=0.0.4; charset=utf-8"
         await answer(send, 200, await self._service.app.telemetry.metrics.render(), kind=kind)
+
+    async def _check_watcher(self, scope: Scope) -> None:
+        """Raise a Failure for those who may not see the metrics."""
+        if not self._is_near(scope):
+            _may_watch(await self._service.authenticate(header(scope, b"authorization")))
+
+    def _is_near(self, scope: Scope) -> bool:
+        """Whether a request came over loopback and by such a name. Another name may stand for a proxy."""
+        host = without_port((header(scope, b"host") or "").lower().encode()).decode()
+        return self._listening.loopback and host in LOOPBACK
 
 
 def _may_watch(caller: Caller) -> None:

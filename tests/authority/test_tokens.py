@@ -531,6 +531,28 @@ async def test_a_known_key_does_not_wait_while_an_unknown_one_is_fetched() -> No
     assert await unknown == (known,)
 
 
+async def test_a_caller_that_stops_waiting_does_not_cut_the_fetch_off_for_others() -> None:
+    begun, gate, times = asyncio.Event(), asyncio.Event(), 0
+    key = PublicKey("f1", "RS256", None)
+
+    async def fetch() -> tuple[PublicKey, ...]:
+        nonlocal times
+        times += 1
+        begun.set()
+        await gate.wait()
+        return (key,)
+
+    keys = FetchedKeys(fetch, FakeClock().clock)
+    impatient, patient = (asyncio.ensure_future(keys.keys("f1")) for _ in range(2))
+    await begun.wait()
+    impatient.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
+    gate.set()
+    assert await patient == await keys.keys("f1") == (key,)
+    assert times == 1
+
+
 async def test_a_fetched_key_set_is_kept_refetched_sparingly_and_never_replaced_by_rubbish(tmp_path: Path) -> None:
     private, clock = private_key("foreign", "RS256"), FakeClock()
     with site() as served:

@@ -1,4 +1,4 @@
-"""What the schema of a contract says holds for calls: each keyword and format, at its bound and one step beyond."""
+"""Calls are held to the schemas of contracts: each keyword and format, at its bound and one step beyond."""
 
 from __future__ import annotations
 

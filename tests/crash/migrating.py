@@ -25,7 +25,7 @@ READY = "ready"
 
 
 class Points:
-    """What a process does for the schema, one after the other."""
+    """Counts what a process does for the schema, and stops or ends the process at one point."""
 
     def __init__(self, at: int, *, dies: bool) -> None:
         self._at = at

@@ -73,7 +73,7 @@ def go_on(child: warm.Started) -> None:
 
 
 def waiting(home: Home) -> int:
-    """How many processes wait for the lock of one that migrates."""
+    """Count the processes that wait until another one has migrated."""
     if home.near:
         inode = os.stat(home.path / "migrate.lock").st_ino
         return sum("->" in line and f":{inode} " in line for line in Path("/proc/locks").read_text().splitlines())
@@ -181,15 +181,17 @@ async def test_of_two_processes_one_migrates_and_the_other_waits_and_goes_on(hom
     new, kept = shape(home), rows(home)
     set_back(home)
     pending = [one.revision for one in migration.pending_at(schema_status.status(home).schema)]
-    with start(home, "up", 7, "wait") as one, start(home, "up") as another, start(home, "open") as third:
+    with start(home, "up", 7, "wait") as one:
         assert one.stdout.readline().decode().strip() == READY
-        await until(lambda: waiting(home) == 2)
-        if first == "goes on":
-            go_on(one)
-        else:
-            one.send_signal(signal.SIGKILL)
-        steps = [child.communicate(PATIENCE_S)[0].decode().split()[1:] for child in (one, another, third)]
-        ends = [child.wait() for child in (one, another, third)]
+        # The others are started once the first is at work, or one of them could be first.
+        with start(home, "up") as another, start(home, "open") as third:
+            await until(lambda: waiting(home) == 2)
+            if first == "goes on":
+                go_on(one)
+            else:
+                one.send_signal(signal.SIGKILL)
+            steps = [child.communicate(PATIENCE_S)[0].decode().split()[1:] for child in (one, another, third)]
+            ends = [child.wait() for child in (one, another, third)]
     if first == "goes on":
         assert (ends, steps[:2]) == ([0, 0, 0], [pending, []])
     else:  # whichever of the others came first has migrated

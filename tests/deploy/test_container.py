@@ -119,7 +119,7 @@ def has_no_secrets_compilers_or_caches(root: Path) -> None:
 
 
 def every_file_of_its_layers_came_with_something_it_needs(root: Path, archive: Path) -> None:
-    """Also files that a later layer removes again: whoever has the image has its layers."""
+    """Also files that a later layer removes: they are still in the image."""
     podman("save", "--format=docker-archive", "--output", archive, IMAGE)
     (inspected,) = json.loads(podman("image", "inspect", IMAGE))
     (base,) = json.loads(podman("image", "inspect", BASE))

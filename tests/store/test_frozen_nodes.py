@@ -120,7 +120,7 @@ class Fleet:
         assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]
 
     async def settled(self, name: str, answer: Any) -> None:
-        """What the call was answered is what every server answers to its key, and its effect is there once.
+        """Every server gives the same answer for the key of the call, and its effect is there once.
 
         Without an answer, the kernel has ended the server with its lease, as on a machine that is too busy.
         """

@@ -20,7 +20,7 @@ from tests.thorough import THOROUGH
 ROUNDS = 20 if THOROUGH else 1
 # How long those wait who cannot get their turn.
 SOON_MS = 1000
-# What they are told: a conflict or, where their time is over before they ask for the locks, that.
+# A conflict or, where their deadline passes before they ask for the locks, the deadline.
 KEPT_AWAY = {"E3410", "E3002"}
 
 TOOLS = '''

@@ -1,4 +1,4 @@
-"""What a session on the server is set to, whatever the server, the database or the role have for others."""
+"""Our sessions on the server have settings of their own, whatever the server, the database or the role set."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class FetchedKeys:
     def __init__(self, fetch: Callable[[], Awaitable[tuple[PublicKey, ...]]], clock: Clock) -> None:
         self._fetch = fetch
         self._monotonic = clock.monotonic
-        self._lock = asyncio.Lock()
+        self._fetching: asyncio.Task[None] | None = None
         self._keys: tuple[PublicKey, ...] = ()
         self._fetched = self._tried = float("-inf")
         self._why = ""
@@ -166,23 +166,28 @@ class FetchedKeys:
         """Return the keys, fetched again if one of this name is not among them.
 
         A known key does not wait for a fetch that another caller began: an unknown name and a slow host must not delay
-        others.
+        others. A fetch continues when its caller is cancelled, because other callers wait for it too.
         """
         known = bool(self._keys) if kid is None else any(key.kid == kid for key in self._keys)
-        if known and self._monotonic() - self._fetched <= (KEEP_S if self._lock.locked() else FRESH_S):
+        now = self._monotonic()
+        if known and now - self._fetched <= (KEEP_S if self._fetching else FRESH_S):
             return self._keys
-        async with self._lock:
-            now = self._monotonic()
-            wanted = kid is not None and all(key.kid != kid for key in self._keys)
-            if (wanted or now - self._fetched > FRESH_S) and now - self._tried >= REFETCH_S:
-                self._tried = now
-                try:
-                    self._keys, self._fetched = await self._fetch(), now
-                except Failure as failure:
-                    self._why = failure.message
-            if now - self._fetched > KEEP_S:
-                raise Failure("E3001", self._why)
-            return self._keys
+        if self._fetching is None and now - self._tried >= REFETCH_S:
+            self._fetching = asyncio.create_task(self._renew(now))
+        if self._fetching is not None:
+            await asyncio.shield(self._fetching)
+        if self._monotonic() - self._fetched > KEEP_S:
+            raise Failure("E3001", self._why)
+        return self._keys
+
+    async def _renew(self, now: float) -> None:
+        self._tried = now
+        try:
+            self._keys, self._fetched = await self._fetch(), now
+        except Failure as failure:
+            self._why = failure.message
+        finally:
+            self._fetching = None
 
 
 async def fetch_json(url: str, *, public_only: bool = False, loopback_http: bool = False) -> Any:

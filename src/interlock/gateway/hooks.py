@@ -5,8 +5,9 @@ A hook that raises or takes too long blocks the call. A change by a hook is vali
 Whatever a hook emits (messages, progress, decisions, context, an updated input) is an entry of `hook_outputs` with the
 hook's id and phase. The entries are returned beside the result, never in it, and are part of the closing record. Their
 texts are redacted and bounded. They are redacted again after each change of the input and after the last hook, because
-the call may have private values by then that were unknown before: pre-hooks run before credentials are lent. What
-pre-hooks emit is told to listeners after the last pre-hook, and without texts if credentials will be lent to the call.
+the call may have private values by then that were unknown before: pre-hooks run before credentials are lent.
+Listeners receive what pre-hooks emit after the last pre-hook, and without its texts if credentials will be lent to the
+call.
 
 Each hook runs in a task of its own, and plain functions in threads that only hooks and tools' own checks use. The call
 waits for it until the hook's `timeout_s` or the call's deadline, whichever comes first, also where the hook ignores its
@@ -157,7 +158,7 @@ class Hooks:
         """Tell listeners what the pre-hooks emitted, now that all of them have ended."""
         outputs = call.more.hook_outputs
         if call.tool.credentials:
-            # INVARIANT: a text is told to nobody before it can be searched for the credentials of the call.
+            # INVARIANT: nobody receives a text before it can be searched for the credentials of the call.
             outputs = [{**one, "text": REDACTED} if "text" in one else one for one in outputs]
         ends = [*(first for _, first in begun[1:]), len(outputs)]
         for place, ((hook, first), end) in enumerate(zip(begun, ends, strict=False)):

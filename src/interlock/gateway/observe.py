@@ -30,7 +30,7 @@ MOST_UNHEARD = 1000
 _STORE = frozenset(("E3801", "E3803"))
 
 
-# many methods: one for each way in which something is told to listeners
+# many methods: one for each kind of event
 class Observer:
     """Notifies listeners and raises alerts. Costs nothing while nobody listens."""
 

@@ -2,9 +2,8 @@
 
 A payload is a large result, a file, a private value of a change (`value:`), the inputs of a call (`inputs:`), what
 undoing it needs (`undo:`), what a caller's conversations remember of it (`memory:`), or a background call with its
-result (`background:`). `body` is encrypted, and `size`
-is that of the content; a row of an older version holds the content itself. A row whose body is NULL says in `reason`
-why: it expired, was discarded, or was never stored.
+result (`background:`). `body` is encrypted, and `size` is that of the content; a row of an older version holds the
+content itself. A row whose body is NULL says in `reason` why: it expired, was discarded, or was never stored.
 
 A large payload is written in pieces, each in a transaction of its own, so that no writer waits long. `body` is then
 the head of the encrypted bytes, `pieces` is the number of pieces, and `payload_piece` holds the rest in that order.

@@ -94,7 +94,7 @@ class Transaction(Rows):
         self.rows.append((seq, kind, call, body, head))
 
     def close(self, ended: EndedCall, body: bytes) -> None:
-        """Close a call that no task of this process runs. Who watches for that is told once it is committed."""
+        """Close a call that no task of this process runs. Its last events follow once this is committed."""
         self.append("closed", ended.call, body)
         if self.ended is None:
             self.ended = {}

@@ -24,9 +24,9 @@ class McpConfig(ConfigPart):
     the extension for MCP Apps is declared to the server; many servers list other tools to clients that declare it.
     `tasks`: whether tasks of the server are followed for every client (`follow`), or the server may make tasks only of
     the calls of clients that take tasks themselves (`relay`); it then refuses calls of other clients that need a task.
-    `send_caller`: whether each call says for whom it is made, in its `_meta` and, by `url`, in headers; by default, a
-    program of one's own and a server on one's own networks (`allow_private`) are told. `conversations_per_caller`: how
-    many conversations of their own one caller may have open; by default 8 by `command` and 64 by `url`.
+    `send_caller`: whether each call says for whom it is made, in its `_meta` and, by `url`, in headers; by default only
+    to programs (`command`) and to servers on private networks (`allow_private`). `conversations_per_caller`: how many
+    conversations one caller may have open; by default 8 by `command` and 64 by `url`.
     """
 
     command: tuple[str, ...] = ()

@@ -12,46 +12,15 @@ import httpx
 import pytest
 
 from tests.support.bounds import PATIENCE_S, until
-from tests.support.cli import Cli
-from tests.support.cluster import SERVE, TOOLS, Node, prepare
+from tests.support.cluster import TOOLS, Node, Three, three_nodes
 from tests.support.postgres import Server
-
-NODES = 3
-
-
-class Three:
-    """Three servers, and a token for their tools."""
-
-    def __init__(self, place: Path, nodes: list[Node], token: str) -> None:
-        self.place = place
-        self.nodes = nodes
-        self.bearer = {"authorization": f"Bearer {token}"}
-
-    def narrowed(self, tool: str) -> dict[str, str]:
-        """The bearer of a token of the same agent for one tool."""
-        issued = self.nodes[1].cli("token", "issue", "--agent", "tester", "--tool", tool, "--ttl", "1h")
-        assert issued.code == 0, issued.err
-        return {"authorization": f"Bearer {issued.out.strip()}"}
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def three(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Three]:
-    (tmp_path / "cluster_tools.py").write_text(TOOLS.format(place=str(tmp_path)))
-    if request.param == "sqlite":  # three servers on one data directory
-        clis = [Cli(tmp_path / "0")]
-    else:
-        server: Server = request.getfixturevalue("postgres_server")
-        address = server.new_schema()
-        clis = [Cli(tmp_path / str(number), {"INTERLOCK_STORE": address}) for number in range(NODES)]
-    token = prepare(clis, tmp_path / "cluster_tools.py", "cluster.*")
-    nodes = [Node(clis[number % len(clis)], SERVE) for number in range(NODES)]
-    try:
-        for node in nodes:
-            assert node.start(), node.log.read_text()
-        yield Three(tmp_path, nodes, token)
-    finally:
-        for node in nodes:
-            node.end()
+    server: Server | None = request.getfixturevalue("postgres_server") if request.param == "postgres" else None
+    with three_nodes(tmp_path, server, TOOLS.format(place=str(tmp_path)), "cluster.*") as three:
+        yield three
 
 
 async def start(web: httpx.AsyncClient, node: Node, tool: str, name: str, **more: str) -> str:

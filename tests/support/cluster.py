@@ -9,8 +9,8 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tests import warm
 from tests.support.balancer import Balancer
 from tests.support.cli import Cli, Ended
+from tests.support.postgres import Server
 from tests.thorough import THOROUGH
 
 NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")
@@ -173,6 +174,42 @@ class Node:
         if self._reader is not None:
             self._reader.join()
         process.__exit__()
+
+
+class Three:
+    """Three servers, and a token for their tools."""
+
+    def __init__(self, place: Path, nodes: list[Node], token: str) -> None:
+        self.place = place
+        self.nodes = nodes
+        self.token = token
+        self.bearer = {"authorization": f"Bearer {token}"}
+
+    def narrowed(self, tool: str) -> dict[str, str]:
+        """The bearer of a token of the same agent for one tool."""
+        issued = self.nodes[1].cli("token", "issue", "--agent", "tester", "--tool", tool, "--ttl", "1h")
+        assert issued.code == 0, issued.err
+        return {"authorization": f"Bearer {issued.out.strip()}"}
+
+
+@contextmanager
+def three_nodes(place: Path, server: Server | None, tools: str, granted: str) -> Generator[Three]:
+    """Serve tools from three data directories on one schema of a server, or three times from one on SQLite."""
+    (place / "cluster_tools.py").write_text(tools)
+    if server is None:
+        clis = [Cli(place / "0")]
+    else:
+        address = server.new_schema()
+        clis = [Cli(place / str(number), {"INTERLOCK_STORE": address}) for number in range(3)]
+    token = prepare(clis, place / "cluster_tools.py", granted)
+    nodes = [Node(clis[number % len(clis)], SERVE) for number in range(3)]
+    try:
+        for node in nodes:
+            assert node.start(), node.log.read_text()
+        yield Three(place, nodes, token)
+    finally:
+        for node in nodes:
+            node.end()
 
 
 class Cluster:

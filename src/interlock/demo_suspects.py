@@ -8,7 +8,7 @@ from typing import Annotated
 from interlock import Context, Field, tool
 
 
-@tool(namespace="demo", version="1.0.0", mutation_class="read_only", sandbox=True)
+@tool(namespace="demo", version="1.0.0", mutation_class="read_only", sandbox=True, timeout_s=60)
 def pry(at: Annotated[str, Field(description="what to go for", examples=["nothing"])]) -> str:
     """Go for the files or the network of the host, as code nobody trusts would."""
     if at == "files":

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Generator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
 import pytest
 
 from tests.support.bounds import PATIENCE_S, until
 from tests.support.cluster import TOOLS, Node, Three, three_nodes
 from tests.support.postgres import Server
+from tests.support.task_client import TaskClient
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def three(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Three]:
     server: Server | None = request.getfixturevalue("postgres_server") if request.param == "postgres" else None
-    with three_nodes(tmp_path, server, TOOLS.format(place=str(tmp_path)), "cluster.*") as three:
+    tools = TOOLS.format(place=str(tmp_path))
+    with three_nodes(tmp_path, server, tools, "cluster.*", "mcp_task_after_s = 0.01\n") as three:
         yield three
 
 
@@ -78,6 +82,32 @@ async def test_a_background_call_is_followed_and_fetched_at_other_servers_also_w
         told = (await fetch(web, third, unfinished))[1]
         assert (told["state"], told["outcome"], told["error_code"]) == ("failed", "unknown", "E3409")
         assert told.get("result") is None
+
+
+async def test_a_task_is_followed_and_cancelled_at_other_servers_from_the_moment_its_client_has_it(
+    three: Three,
+) -> None:
+    async with AsyncExitStack() as stack:
+
+        async def client(node: Node) -> TaskClient:
+            http = httpx2.AsyncClient(base_url=node.address, headers=three.bearer, timeout=PATIENCE_S)
+            return TaskClient(await stack.enter_async_context(http))
+
+        first, second, third = [await client(node) for node in three.nodes]
+        task = await first.call("cluster-wait", {"name": "task"})
+        assert (task["resultType"], task["status"]) == ("task", "working")
+        for other in (second, third):
+            assert (await other.get(task))["status"] == "working"
+            refused = await other.request("tasks/update", {"taskId": task["taskId"], "inputResponses": {"q": {}}})
+            assert refused["data"]["error_code"] == "E3411", refused
+        (three.place / "task.may-end").touch()
+        for each in (second, third, first):
+            ended = await each.until(task, "completed")
+            assert ended["result"]["structuredContent"] == {"result": "task"}
+        dropped = await first.call("cluster-wait", {"name": "dropped"})
+        assert (await second.request("tasks/cancel", {"taskId": dropped["taskId"]}))["resultType"] == "complete"
+        for each in (third, first):
+            await each.until(dropped, "cancelled")
 
 
 async def _is(path: Path) -> bool:

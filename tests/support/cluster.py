@@ -56,7 +56,8 @@ def fail_sometimes() -> None:
         raise RuntimeError("a bad release")
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="cluster")
+# The time limits hold on a busy machine too.
+@tool(version="1.0.0", mutation_class="read_only", namespace="cluster", timeout_s=60)
 async def look(name: Name) -> str:
     """Look at something."""
     fail_sometimes()
@@ -64,7 +65,7 @@ async def look(name: Name) -> str:
 
 
 @tool(
-    version="1.0.0", mutation_class="write_reversible", namespace="cluster",
+    version="1.0.0", mutation_class="write_reversible", namespace="cluster", timeout_s=60,
     effects=[Effect("entry:{{name}}", "CREATE")],
 )
 async def post(name: Name) -> str:
@@ -138,6 +139,10 @@ class Node:
     def port(self) -> int:
         return urlsplit(self.rest).port or 0
 
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def start(self, release: Sequence[str] = (), **variables: str) -> bool:
         """Start the server. Whether it serves: one that does not has ended, and its log says why."""
         environment = {**self.cli.environment, **variables}
@@ -193,7 +198,7 @@ class Three:
 
 
 @contextmanager
-def three_nodes(place: Path, server: Server | None, tools: str, granted: str) -> Generator[Three]:
+def three_nodes(place: Path, server: Server | None, tools: str, granted: str, settings: str = "") -> Generator[Three]:
     """Serve tools from three data directories on one schema of a server, or three times from one on SQLite."""
     (place / "cluster_tools.py").write_text(tools)
     if server is None:
@@ -201,7 +206,7 @@ def three_nodes(place: Path, server: Server | None, tools: str, granted: str) ->
     else:
         address = server.new_schema()
         clis = [Cli(place / str(number), {"INTERLOCK_STORE": address}) for number in range(3)]
-    token = prepare(clis, place / "cluster_tools.py", granted)
+    token = prepare(clis, place / "cluster_tools.py", granted, settings)
     nodes = [Node(clis[number % len(clis)], SERVE) for number in range(3)]
     try:
         for node in nodes:

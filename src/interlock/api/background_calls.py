@@ -68,10 +68,15 @@ class BackgroundCalls:
         self._running[call_id] = caller, ask, task
         task.add_done_callback(lambda done: self._store_result(call_id, ask, caller, done))
 
-    def adopt(self, call_id: str, ask: Asked, caller: Caller, task: asyncio.Task[Result]) -> None:
-        """Go on in the background with a call that somebody waited for until now. Raises E3701 if there is no room."""
+    async def adopt(self, call_id: str, ask: Asked, caller: Caller, task: asyncio.Task[Result]) -> None:
+        """Go on in the background with a call that somebody waited for until now. Raises E3701 if there is no room.
+
+        Every server knows it when this returns.
+        """
         self.check_room(caller)
+        # Before anything is awaited: the end of the call is stored after its beginning.
         self.add(call_id, ask, caller, task)
+        await self._stored.begin(call_id, caller, ask.tool, ask.version)
 
     def task(self, call_id: str) -> asyncio.Task[Result] | None:
         """Return the task of a call that runs here."""

@@ -1,8 +1,8 @@
 """Background calls in the store: every server on it can tell their callers how they are, and give them the results.
 
-A row is written before the call begins, and again with the result. It is encrypted, counts against the caller's quotas
-and expires by the time of the store, as stored results do. A call whose server has ended without a result is left to
-the journal.
+A row is written before the id of the call is given away, and again with the result. It is encrypted, counts against the
+caller's quotas and expires by the time of the store, as stored results do. A call whose server has ended without a
+result is left to the journal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from interlock.call.results import Persistence, Result
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.data.canonical import decode, encode
-from interlock.store import payloads
+from interlock.store import facts, payloads
+from interlock.store.calls import BEGUN
 from interlock.store.payloads import Payload
 
 if TYPE_CHECKING:
@@ -54,17 +55,31 @@ class BackgroundResults:
 
     async def begin(self, call_id: str, caller: Caller, tool: str, version: str | None) -> None:
         """Note that this server runs a call."""
-        document = {"at": self._parts.instance.id, "tool": tool, "version": version}
-        await self._parts.journal.commit(self._put(call_id, caller, document, checked=False))
+        mine = self._parts.instance.id
+        put = self._put(call_id, caller, {"at": mine, "tool": tool, "version": version}, checked=False)
+
+        def unit(transaction: Transaction) -> None:
+            put(transaction)
+            # Other servers find out whom to ask to cancel it, also before the call has any record.
+            facts.put(transaction, BEGUN + call_id, mine)
+
+        await self._parts.journal.commit(unit)
 
     async def keep(self, call_id: str, caller: Caller, tool: str, version: str | None, result: Result | None) -> None:
         """Store the end of a call, with its result if there is one and it fits."""
         document: Json = {"at": None, "tool": tool, "version": version}
         try:
-            await self._parts.journal.commit(self._put(call_id, caller, {**document, "result": _written(result)}))
+            await self._end(call_id, self._put(call_id, caller, {**document, "result": _written(result)}))
         except (Failure, TypeError, ValueError) as error:
             _log.warning("the result of background call %s stays at this server: %s", call_id, error)
-            await self._parts.journal.commit(self._put(call_id, caller, document, checked=False))
+            await self._end(call_id, self._put(call_id, caller, document, checked=False))
+
+    async def _end(self, call_id: str, put: Unit[None]) -> None:
+        def unit(transaction: Transaction) -> None:
+            put(transaction)
+            facts.remove(transaction, BEGUN + call_id)
+
+        await self._parts.journal.commit(unit)
 
     async def discard(self, call_id: str, caller: Caller) -> None:
         """Let go of a result, at every server."""

@@ -1,9 +1,9 @@
 """Lists of calls: those that run or wait, and those that have ended.
 
-Calls that run have an idempotency key in the table `reservation`, or a fact (reads). Calls that wait for a person have
-a row in `ticket`. Calls that have ended are read from their closing records in the table `journal`, which are in the
-order of their times. The place of a call is the number of a record: of its first one while it runs or waits, of its
-closing one when it has ended.
+Calls that run have an idempotency key in the table `reservation`, or a fact (reads, and calls in the background).
+Calls that wait for a person have a row in `ticket`. Calls that have ended are read from their closing records in the
+table `journal`, which are in the order of their times. The place of a call is the number of a record: of its first one
+while it runs or waits, of its closing one when it has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from interlock.store.port import Reader
 
 Json = dict[str, Any]
 _TIME = member("body", "timestamp")
-# The prefix of the fact about a running read, which names the call. Its value is the process.
+# The prefix of the fact about a running read or background call, which names the call. Its value is the process.
 BEGUN = "begun:"
 
 

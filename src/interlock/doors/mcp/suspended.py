@@ -146,13 +146,21 @@ class SuspendedCalls:
             if call.task.done():
                 break
             if suspended.takes_task and (suspended.is_task or loop.time() >= until):
-                created = self.tasks.create(suspended, caller)
+                suspended.takes_task = False
+                created = await self._task_of(suspended, caller)
                 if created is not None:
                     return created
-                suspended.takes_task = False
             if suspended.open:
                 return self._suspend(suspended)
         return None
+
+    async def _task_of(self, suspended: SuspendedCall, caller: Caller) -> Json | None:
+        try:
+            return await self.tasks.create(suspended, caller)
+        except asyncio.CancelledError:
+            assert suspended.call is not None
+            suspended.call.give_up()
+            raise
 
     def _suspend(self, suspended: SuspendedCall) -> Json:
         state = secrets.token_urlsafe(32)

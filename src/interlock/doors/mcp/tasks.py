@@ -9,8 +9,8 @@ its upstream makes a task of it.
     tasks/update    answers to questions; those to questions that are not open are ignored
     tasks/cancel    cancels the call, on record; nothing happens if it has ended
 
-The call is kept by the process that runs it. Another process on the same data directory knows its state and how it
-ended, but not its questions and its result.
+The call runs in one process. Others on the same store know its state, its end and its result, and can cancel it. They
+do not know its questions, and refuse answers to them.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ class Tasks:
         _check(ctx, params.task_id)
         return await answer(params, await who(ctx))
 
-    def create(self, suspended: SuspendedCall, caller: Caller) -> Json | None:
-        """Make a task of a call. None if the caller has enough background calls: then the client waits for it."""
+    async def create(self, suspended: SuspendedCall, caller: Caller) -> Json | None:
+        """Make a task of a call. None if that is impossible, as for a caller with enough of them."""
         call = suspended.call
         assert isinstance(call, RunningCall)
         assert call.ask is not None
         try:
-            self._service.calls.background.adopt(call.id, call.ask, caller, call.task)
+            await self._service.calls.background.adopt(call.id, call.ask, caller, call.task)
         except Failure:
             return None
         suspended.news = None
@@ -171,8 +171,12 @@ class Tasks:
         suspended = self._running.get(task_id)
         if suspended is not None and suspended.belongs_to(caller):
             suspended.answer(responses)
-        else:
-            await self.get(task_id, caller)
+            return _DONE
+        state = await self.get(task_id, caller)
+        if responses and state["status"] == "working" and self._service.calls.background.task(task_id) is None:
+            advice = "send requests about this task to the server that called the tool"
+            failure = Failure("E3411", "another server on the store runs this task", resolution=advice)
+            raise Fault(failure.row.jsonrpc, failure.message, failure.envelope(no_trace()))
         return _DONE
 
     async def cancel(self, task_id: str, caller: Caller) -> Json:

@@ -259,6 +259,7 @@ def patience() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(changes, "_PATIENCE_S", 60.0)
+        patch.setattr(changes, "_PATIENCE_HERE_S", 60.0)
         patch.setattr(health, "READY_WITHIN_S", 60.0)
         patch.setattr(dependencies, "ASK_S", 60.0)
         yield

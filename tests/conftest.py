@@ -8,8 +8,10 @@ import logging
 import os
 import shutil
 import signal
+import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from _pytest.runner import runtestprotocol
 
 from docs import upstream_features
 from interlock import Interlock
+from interlock.api import dependencies, health
 from interlock.data import canonical
 from interlock.store import changes
 from interlock.store.writer import Writer
@@ -221,6 +224,20 @@ def redis_server() -> Iterator[redis.Server]:
 
 
 @pytest.fixture
+def closed_port() -> Iterator[Callable[[], int]]:
+    """Name ports at which nobody listens, unless the test does with `reuse_port`. No other process gets them."""
+    with ExitStack() as held:
+
+        def port() -> int:
+            one = held.enter_context(socket.socket())
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            one.bind(("127.0.0.1", 0))
+            return int(one.getsockname()[1])
+
+        yield port
+
+
+@pytest.fixture
 def make_redis() -> Iterator[Callable[..., redis.Server]]:
     """Make Redis servers that a test may end, with options of its own."""
     made: list[redis.Server] = []
@@ -235,6 +252,20 @@ def make_redis() -> Iterator[Callable[..., redis.Server]]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    """Wait longer for stores and services than servers do: on a busy machine they may not answer for a while.
+
+    A test about one that does not answer at all sets the limit that it needs.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(changes, "_PATIENCE_S", 60.0)
+        patch.setattr(changes, "_PATIENCE_HERE_S", 60.0)
+        patch.setattr(health, "READY_WITHIN_S", 60.0)
+        patch.setattr(dependencies, "ASK_S", 60.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def chosen_stores(request: pytest.FixtureRequest) -> Iterator[postgres.Stores | None]:
     """With `--store postgres`, every data directory that is opened has a store on PostgreSQL, and Redis beside it."""
     if request.config.getoption("--store") != "postgres":
@@ -246,8 +277,6 @@ def chosen_stores(request: pytest.FixtureRequest) -> Iterator[postgres.Stores | 
         patch.setenv(postgres.GIVEN, server.address)
         patch.setenv(postgres.REDIS, beside.url)
         patch.setenv("PYTHONPATH", postgres.INTERPRETER, prepend=os.pathsep)
-        # On a busy machine a server may not answer for a while, and no test of these is about that.
-        patch.setattr(changes, "_PATIENCE_S", 60.0)
         patch.setattr("interlock.store.postgres.leases.BELIEVED_S", 0.0)  # tests kill processes and ask at once
         stores = postgres.use(os.environ)
         assert stores is not None

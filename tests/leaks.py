@@ -20,7 +20,7 @@ import pytest
 from tests.support import surroundings, zygotes
 
 ROOT = Path(__file__).parents[1]
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 # Threads that libraries start once per process and keep until it ends, by the beginning of their names.
 LIBRARY_THREADS = {

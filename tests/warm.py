@@ -40,7 +40,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 import interlock.cli
 from interlock.privacy.redact import RedactionRules, Redactor
-from interlock.store import migration
+from interlock.store import changes, migration
 from tests.support import forked, postgres
 
 # What commands import when they need it, loaded once here. Each leaves the process with a single thread.
@@ -358,6 +358,8 @@ if __name__ == "__main__":
         if module.name != "__main__":
             importlib.import_module(f"interlock.cli.{module.name}")
     _build()
+    # On a busy machine a store may not answer for a while.
+    changes._PATIENCE_S = changes._PATIENCE_HERE_S = 60.0  # pyright: ignore[reportPrivateUsage]
     with tempfile.TemporaryDirectory() as place:
         migration.create(Path(place) / "empty.db")
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a thread would not be in the commands"

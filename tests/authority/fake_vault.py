@@ -66,7 +66,7 @@ class FakeVault:
             return self.sealed, {"sealed": self.sealed == 503}
         self.tokens_seen.append(headers.get("X-Vault-Token", ""))
         self.reached.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if self.fails is not None:
             return self.fails[0], {"errors": [self.fails[1]]}
         if headers.get("X-Vault-Token") != TOKEN:

@@ -524,7 +524,7 @@ async def test_a_known_key_does_not_wait_while_an_unknown_one_is_fetched() -> No
     clock.advance(301)  # grown old, too
     unknown = asyncio.ensure_future(keys.keys("f9"))
     await begun.wait()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await keys.keys("f1") == (known,)
     assert not unknown.done()
     gate.set()

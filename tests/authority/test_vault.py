@@ -178,7 +178,7 @@ async def test_a_rate_limited_slot_rests_and_the_next_one_serves(
 async def test_an_issued_credential_is_refused_by_its_service_once_the_call_has_ended(
     fake: FakeVault, source: Vault, time: FakeClock
 ) -> None:
-    async with httpx.AsyncClient(base_url=fake.address, trust_env=False) as service:
+    async with httpx.AsyncClient(base_url=fake.address, trust_env=False, timeout=60) as service:
 
         async def use(password: str) -> int:
             return (await service.get("/service", headers={"X-Credential": password})).status_code

@@ -30,7 +30,7 @@ async def test_a_read_that_runs_is_listed_until_it_has_ended(fresh: Cli) -> None
         await admit(app, brood)
         gate.event = asyncio.Event()
         running = asyncio.create_task(app.call("own.brood"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not app.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'started'"):  # noqa: ASYNC110 - of the store
                 await asyncio.sleep(0.01)
         (listed,) = (await asyncio.to_thread(fresh.ask, "calls", "list"))["calls"]
@@ -50,7 +50,7 @@ async def test_running_calls_beyond_the_first_page_are_reached(fresh: Cli) -> No
         await admit(app, brood)
         gate.event = asyncio.Event()
         calls = [asyncio.create_task(app.call("own.brood")) for _ in range(3)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while app.journal.reader.all("SELECT count(*) FROM journal WHERE kind = 'started'") != [(3,)]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         first = await asyncio.to_thread(fresh.ask, "calls", "running", "--limit", "2")

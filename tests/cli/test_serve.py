@@ -71,10 +71,10 @@ def test_it_says_where_it_is_answers_there_and_ends_on_sigterm(cli: Cli) -> None
             assert client.post(told["jsonrpc"], json=question).json()["result"]["structured_content"] == 1000
             assert client.get(told["docs"]).status_code == 200
             assert "tool_invocation_count{" in client.get(told["metrics"]).text
-        assert httpx.post(f"{told['rest']}/tools/invoke", json=BALANCE).status_code == 401
+        assert httpx.post(f"{told['rest']}/tools/invoke", json=BALANCE, timeout=60).status_code == 401
         assert server.end() == (0, "")
     with pytest.raises(httpx.ConnectError):
-        httpx.get(told["docs"])
+        httpx.get(told["docs"], timeout=60)
     # What came through the doors is on record like any other call.
     made = [(one["tool"], one["state"]) for one in cli.ask("calls", "list")["calls"]]
     assert made == [("demo.balance@1.0.0", "succeeded")] * 2
@@ -410,7 +410,9 @@ def test_with_two_files_it_speaks_tls(cli: Cli) -> None:
         assert told["rest"].startswith("https://localhost:")
         assert told["grpc"] is None
         trusted = ssl.create_default_context(cafile=str(cert))
-        called = httpx.post(f"{told['rest']}/tools/invoke", json=BALANCE, headers=bearer(told["token"]), verify=trusted)
+        called = httpx.post(
+            f"{told['rest']}/tools/invoke", json=BALANCE, headers=bearer(told["token"]), verify=trusted, timeout=60
+        )
         assert called.json()["result"] == 1000
         assert server.end()[0] == 0
 

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, event
 from interlock import Interlock
 from interlock.store import migration
 from interlock.store.homes import home_at
-from interlock.store.postgres import schema
+from interlock.store.postgres import schema, session
 from interlock.store.postgres.connection import PostgresConnection
 
 READY = "ready"
@@ -45,6 +45,8 @@ class Points:
         """Count the statements of migrations, of the tables of a new store, and a new file that takes its place."""
         for what in ("before_cursor_execute", "commit", "engine_disposed"):
             event.listen(Engine, what, self.reached)
+        if not self._dies:  # it may wait for longer than the server lets it
+            session._WRITING["idle_in_transaction_session_timeout"] = "'0'"  # pyright: ignore[reportPrivateUsage]
         migration._empty.clear()  # pyright: ignore[reportPrivateUsage] - a fresh process has none at hand
         create, make, replace = schema.create, schema.make, Path.replace
 

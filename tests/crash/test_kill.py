@@ -151,7 +151,7 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_a_process_that
     async with Interlock.open(home) as app:
         app.gateway.telemetry.alerts.listeners.append(heard.put_nowait)
         await die_in_a_write(home, tmp_path / "effects", "a")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             alert = await heard.get()
         ((call, state),) = app.journal.reader.all("SELECT call, state FROM reservation")
         assert state == "unknown"

@@ -205,7 +205,7 @@ async def test_of_two_processes_one_migrates_and_the_other_waits_and_goes_on(hom
 @pytest.mark.proves("OPS-08")
 async def test_a_process_that_opens_a_store_while_its_last_migration_is_undone_is_refused(home: Home) -> None:
     await lived(home)
-    looked = 8 if home.near else 6  # the point after it has looked for processes that run
+    looked = 8 if home.near else 7  # the point after it has looked for processes that run
     with start(home, "down", looked, "wait") as one:
         assert one.stdout.readline().decode().strip() == READY
         with start(home, "open") as another:

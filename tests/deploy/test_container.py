@@ -151,7 +151,7 @@ def wait_until_ready(base: str) -> None:
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
-            answer = httpx.get(f"{base}/ready")
+            answer = httpx.get(f"{base}/ready", timeout=60)
         except httpx.TransportError:
             assert time.monotonic() < until
             time.sleep(0.1)

@@ -469,7 +469,9 @@ async def test_a_door_that_cannot_even_be_loaded_is_told_as_an_envelope(
 ) -> None:
     broken = Application(raising)
     for gate in (Gate(Listening(), {}, broken), Gate(Listening(), {(method, "/x"): broken}, broken)):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://localhost") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(gate), base_url="http://localhost", timeout=60
+        ) as client:
             answer = await client.request(method, "/x")
         envelope = sound(Heard(answer.text, answer.status_code, envelope=answer.json()["error"]), "rest")
         assert (answer.status_code, envelope["error_code"]) == (500, "E3000")

@@ -106,7 +106,7 @@ async def place(tmp_path: Path, *scopes: str) -> AsyncGenerator[Place]:
         token = await app.tokens.issue(subject=did_of("ops"), tools=[ToolGrant("*")], scopes=scopes, by=app.caller)
         async with (
             serving(Service(app), Listening(port=0, ports={})) as server,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client,
         ):
             yield Place(app, client, token)
 

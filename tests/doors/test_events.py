@@ -55,7 +55,7 @@ async def following(place: Place, call: str, last: str | None = None) -> AsyncGe
     listeners = place.app.gateway.observer.followers
     headers = place.bearer if last is None else {**place.bearer, "last-event-id": last}
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         httpx.AsyncClient(base_url=place.base, headers=headers, timeout=60) as client,
         client.stream("GET", f"/v1/calls/{call}/events") as stream,
     ):

@@ -200,14 +200,14 @@ async def test_long_addresses_are_not_sent_back_to_mcp_clients(here: Place, meth
 
 
 async def test_a_long_query_is_refused_before_it_is_parsed(here: Place) -> None:
-    async with httpx.AsyncClient(base_url=here.base, headers=here.bearer) as client:
+    async with httpx.AsyncClient(base_url=here.base, headers=here.bearer, timeout=60) as client:
         answer = await client.get("/v1/calls?" + "&".join(f"k{number}=1" for number in range(2000)))
     assert (answer.status_code, answer.json()["error"]["error_code"]) == (400, "E3004")
 
 
 async def test_a_large_body_of_nobody_is_not_parsed(here: Place) -> None:
     body = json.dumps({"tool": "demo.add", "arguments": {f"k{number}": 1 for number in range(20_000)}}).encode()
-    async with httpx.AsyncClient(base_url=here.base) as client:
+    async with httpx.AsyncClient(base_url=here.base, timeout=60) as client:
         answer = await client.post(
             "/v1/approvals/standing", content=body[:-1], headers={"content-type": "application/json"}
         )

@@ -42,7 +42,7 @@ async def test_dropped_sessions_end_with_their_tasks_once_they_have_been_idle_an
         async with asyncio.timeout(PATIENCE_S):
             while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - tasks end without an event
                 await asyncio.sleep(0.05)
-        async with httpx.AsyncClient(base_url=here.base, headers={**here.bearer, **HEADERS}) as client:
+        async with httpx.AsyncClient(base_url=here.base, headers={**here.bearer, **HEADERS}, timeout=60) as client:
             ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
             session = {"mcp-session-id": sessions[0]}
             answer = await client.post("/mcp", json=ping, headers=session)

@@ -758,7 +758,7 @@ def test_what_may_be_tried_again_says_when() -> None:
 async def test_the_invoke_route_answers_as_the_whole_application_does(world: World) -> None:
     route = invoke_route(world.service, most=300)
     transport = httpx.ASGITransport(route)
-    async with httpx.AsyncClient(transport=transport, base_url="http://interlock") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://interlock", timeout=60) as client:
         headers = {"authorization": f"Bearer {world.tokens['scout']}"}
         body = {"tool_id": "demo.add", "parameters": {"a": 2}}
         answer = await client.post("/v1/tools/invoke", json=body, headers=headers)

@@ -153,7 +153,7 @@ def test_every_body_that_must_say_something_has_an_example(served: Served) -> No
 
 
 def test_the_page_is_made_from_the_document_and_fetches_nothing(served: Served) -> None:
-    answer = httpx.get(f"{served.url}/docs")
+    answer = httpx.get(f"{served.url}/docs", timeout=60)
     assert answer.headers["content-security-policy"].startswith("default-src 'none'")
     for path in served.document["paths"]:
         assert f"<code>{path}</code>" in answer.text

@@ -82,7 +82,7 @@ def mcp(here: Place, name: str, arguments: Any, *more: str, **meta: Any) -> byte
 
 async def ask(peer: Peer, request: bytes) -> Heard:
     peer.writer.write(request)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         head = await peer.reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", head)
         return Heard(head, await peer.reader.readexactly(0 if length is None else int(length[1])))
@@ -298,7 +298,7 @@ async def test_a_policy_that_changes_decides(here: Place, prepared: Prepared) ->
     asked = await known(here, prepared)
     here.app.home.policy.write_text("permit(principal, action, resource);\nforbid(principal, action, resource);\n")
     for request, peer in asked:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (code := refused(await ask(peer, request))):  # the file is looked at every so often
                 pass
         assert code == "E3206", request
@@ -401,7 +401,7 @@ async def test_what_is_asked_for_in_the_end_is_answered_and_the_connection_close
         before = prepared.count
         peer.writer.write(request)
         peer.writer.write_eof()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             heard = await peer.reader.read()
         assert heard.startswith(b"HTTP/1.1 200 OK")
         assert prepared.count == before

@@ -144,7 +144,7 @@ def doors(monkeypatch: pytest.MonkeyPatch) -> list[Door]:
 
 
 async def test_a_module_and_a_row_are_a_new_endpoint(home: Path, doors: list[Door]) -> None:
-    async with place(home, LOOPBACK) as here, httpx.AsyncClient(base_url=here.base) as client:
+    async with place(home, LOOPBACK) as here, httpx.AsyncClient(base_url=here.base, timeout=60) as client:
         assert (await client.get("/line/about")).json() == {"one": "call in one line"}
         told = (await client.get('/line?demo.add {"a":2,"b":3}', headers=here.bearer)).json()
         assert told["value"] == 5

@@ -24,7 +24,7 @@ from interlock.executors.egress.proxy import Streams
 from interlock.testing import FakeClock
 
 PUBLIC, OTHER = "93.184.216.34", "198.35.26.96"
-SOON = 10.0
+SOON = 60.0
 NAMES: dict[str, Sequence[str]] = {
     "api.example.com": [PUBLIC],
     "a.b.example.org": [PUBLIC],

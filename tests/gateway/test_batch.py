@@ -184,7 +184,7 @@ async def test_a_call_that_waits_for_its_turn_is_called_off_like_one_that_has_no
         stop.set()
         await asyncio.sleep(0)
     gates[0].set()
-    results = await asyncio.wait_for(task, 20)
+    results = await asyncio.wait_for(task, 60)
     assert [code(result) for result in results] == codes
     assert results[1].source == "synthetic"
     assert [number for _, number in overlaps] == [0]
@@ -210,7 +210,7 @@ async def test_a_batch_that_is_cancelled_ends_the_call_that_waits_for_its_turn(b
     await until(lambda: judged == [1] and running == {0})
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 60)
     assert [number for _, number in overlaps] == [0]
     assert len(records(batches)) == 2
 
@@ -304,7 +304,7 @@ async def test_an_interrupt_cancels_or_waits_as_declared(
             await asyncio.sleep(0)
         assert running == {0}, "what runs is left to finish"
         gates[0].set()
-    results = await asyncio.wait_for(task, 20)
+    results = await asyncio.wait_for(task, 60)
     assert [code(result) for result in results] == codes
     assert [number for _, number in overlaps] == [0], "the other was never started"
     for result in results[1:] if interrupt == "block" else results:

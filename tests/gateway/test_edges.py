@@ -59,7 +59,7 @@ async def edge(app: Interlock) -> Interlock:
 
 async def answered(coroutine: Any) -> Result:
     """The answer, which must come in bounded time."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await coroutine
 
 
@@ -100,7 +100,7 @@ async def test_a_failure_hook_that_answers_nonsense_leaves_the_failure_as_it_was
     app.hook(Hook(id="odd", when="failure", run=lambda seen: {"a": 1}))  # pyright: ignore[reportArgumentType] - on purpose
     flaky.failures = [ValueError("boom")]
     first = await app.call("demo.unsteady", name="a", key="k")
-    again = await app.call("demo.unsteady", {"name": "a"}, key="k", timeout_s=2)
+    again = await app.call("demo.unsteady", {"name": "a"}, key="k", timeout_s=30)
     assert [code(first), code(again)] == ["E3401", "E3401"]
     assert (again.source, flaky.runs) == ("replay", 1)
 

@@ -88,7 +88,7 @@ async def test_a_caller_who_leaves_before_the_tool_starts_leaves_no_stuck_key(ap
     caller = asyncio.create_task(app.call("demo.increment", name="a", key="k"))
     await turn()
     await cancelled(caller)
-    again = await app.call("demo.increment", {"name": "a"}, key="k", timeout_s=2)
+    again = await app.call("demo.increment", {"name": "a"}, key="k", timeout_s=30)
     assert (again.unwrap(), again.replayed) == (1, False)
 
 
@@ -102,7 +102,7 @@ async def test_whenever_the_caller_leaves_the_effect_is_made_once_or_a_person_is
     caller.cancel()
     await asyncio.gather(caller, return_exceptions=True)
     before = world.runs
-    again = await app.call("demo.increment", {"name": "a"}, key="k", timeout_s=2)
+    again = await app.call("demo.increment", {"name": "a"}, key="k", timeout_s=30)
     assert code(again) in (None, "E3409")
     assert world.runs == (1 if again.ok else before)
     assert again.replayed == (again.ok and before == 1)
@@ -155,7 +155,7 @@ async def test_a_write_that_ends_the_process_after_its_time_ends_only_itself(tim
     def leave() -> str:
         """End the process, late."""
         entered.set()
-        world.release.wait(10)
+        world.release.wait(60)
         sys.exit(3)
 
     await admit(app, write(leave))
@@ -235,7 +235,7 @@ async def _run_three_that_cannot_be_recorded(app: Interlock, home: Path, patch: 
 
 
 async def _all_three_are_replayed(app: Interlock) -> None:
-    results = [await app.call("demo.increment", {"name": name}, key=name, timeout_s=2) for name in "abc"]
+    results = [await app.call("demo.increment", {"name": name}, key=name, timeout_s=30) for name in "abc"]
     assert [(result.value, result.replayed) for result in results] == [(1, True)] * 3
     assert world.counters == {"a": 1, "b": 1, "c": 1}
 
@@ -375,12 +375,12 @@ async def test_the_journals_writer_survives_a_disk_that_cannot_even_roll_back(
     with monkeypatch.context() as patch:
         patch.setattr(app.journal.writer, "commit_s", 1.0)  # slow enough for the writer's own thread
         patch.setattr(app.journal.writer, "_roll_back", roll_back)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(Failure) as unwritable:
                 await app.journal.commit(broken)
     assert unwritable.value.code == "E3801"
     app.journal.writer._connection.execute("ROLLBACK")  # pyright: ignore[reportPrivateUsage] - the disk is well again
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await app.journal.commit(lambda transaction: 1) == 1
         await app.close()
     assert verify(home_at(home)).intact
@@ -407,7 +407,7 @@ async def test_a_connection_that_cannot_roll_back_is_replaced(app: Interlock, mo
 
     real: sqlite3.Connection = app.journal.writer._connection  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(app.journal.writer, "_connection", Failing())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(ValueError, match="unit"):
             await app.journal.commit(broken)
         assert await app.journal.commit(lambda transaction: 1) == 1

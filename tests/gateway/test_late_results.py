@@ -40,7 +40,7 @@ class Late:
         def pay(size: Size) -> str:
             """Pay slowly, and heed nobody."""
             self.entered.set()
-            self.release.wait(10)
+            self.release.wait(60)
             self.runs += 1
             return text(size)
 

@@ -651,7 +651,7 @@ def run_on(ctx: Context, way: Which, password: Key) -> str:
     """Take a credential, outstay the time, and then do something with it."""
     held = ctx.secret(NAME)
     stage.held.set()
-    assert stage.go.wait(10)
+    assert stage.go.wait(60)
     try:
         stage.seen.append(ctx.secret(NAME))
     except Failure as failure:
@@ -861,7 +861,7 @@ async def test_a_credential_issued_for_a_call_is_refused_by_its_issuer_afterward
         # Its term was that of the call, not of the role.
         assert [0 < term <= 30 for term in vault.terms.values()] == [True]
         password = issued.split('"password":"')[1].split('"')[0]
-        async with httpx.AsyncClient(trust_env=False) as service:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as service:
             answer = await service.get(f"{vault.address}/service", headers={"X-Credential": password})
         assert answer.status_code == 401
 

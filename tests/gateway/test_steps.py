@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import pytest
+import pytest_asyncio
 
 from interlock import Context, Field, Hook, HookResult, Interlock, Seen, tool
 from interlock.call import prepared
 from interlock.call.events import Event
 from interlock.gateway import fast_path, finish
 from interlock.gateway.results import map_output, record_failure, replay
+from interlock.testing import FakeClock
 from tests import processes
 from tests.gateway import isolated_tools as cell
 from tests.support.batches import gates, prepare, running
 from tests.support.calls import admit, records, until
 from tests.support.metrics import render
 
+Timed = tuple[Interlock, FakeClock]
 SEEN: list[str] = []
 STARTED = threading.Event()
 MAY_END = threading.Event()
@@ -50,6 +54,14 @@ async def names(ctx: Context) -> dict[str, Any]:
     first = ctx.native
     first["operation_id"] = first["more"]["deep"] = "changed"
     return ctx.native
+
+
+@pytest_asyncio.fixture
+async def timed(home: Path) -> AsyncGenerator[Timed]:
+    """A data directory whose time passes when a test says so."""
+    clock = FakeClock()
+    async with Interlock.open(home, clock=clock.clock) as app:
+        yield app, clock
 
 
 def _hooks(app: Interlock) -> list[str]:
@@ -106,18 +118,21 @@ async def test_a_call_is_queued_after_it_is_allowed_and_before_anything_of_it_ru
 
 @pytest.mark.proves("LIFE-02")
 @pytest.mark.parametrize("cause", ["cancelled", "late"])
-async def test_a_tool_is_given_a_signal_when_its_call_is_cancelled_or_out_of_time(app: Interlock, cause: str) -> None:
+async def test_a_tool_is_given_a_signal_when_its_call_is_cancelled_or_out_of_time(timed: Timed, cause: str) -> None:
+    app, clock = timed
     await admit(app, loops)
     ran = _hooks(app)
     SEEN.clear()
     STARTED.clear()
     MAY_END.clear()
-    request = app.gateway.with_id(app.request("steps.loops", timeout_s=0.2 if cause == "late" else None))
+    request = app.gateway.with_id(app.request("steps.loops", timeout_s=5 if cause == "late" else None))
     task = asyncio.create_task(app.gateway.invoke(request))
     assert await asyncio.to_thread(STARTED.wait, 60)
     if cause == "cancelled":
         MAY_END.set()
         assert await app.cancel(request.id or "") == "canceled"
+    else:
+        clock.advance(6)
     result = await task
     MAY_END.set()  # a tool that ends when its time is up may end in time for hooks after a success
     assert result.error is not None
@@ -151,18 +166,21 @@ def _mapping(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.proves("LIFE-02")
 @pytest.mark.parametrize("cause", ["cancelled", "late"])
 async def test_of_a_call_that_is_cut_off_no_output_is_mapped_and_one_result_is_made(
-    app: Interlock, monkeypatch: pytest.MonkeyPatch, cause: str
+    timed: Timed, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
+    app, clock = timed
     await admit(app, loops)
     counts = _mapping(monkeypatch)
     STARTED.clear()
     MAY_END.clear()
-    request = app.gateway.with_id(app.request("steps.loops", timeout_s=0.2 if cause == "late" else None))
+    request = app.gateway.with_id(app.request("steps.loops", timeout_s=5 if cause == "late" else None))
     task = asyncio.create_task(app.gateway.invoke(request))
     assert await asyncio.to_thread(STARTED.wait, 60)
     if cause == "cancelled":
         MAY_END.set()
         assert await app.cancel(request.id or "") == "canceled"
+    else:
+        clock.advance(6)
     result = await task
     assert result.state == ("canceled" if cause == "cancelled" else "timed_out")
     assert counts == {"result": 1}

@@ -32,7 +32,7 @@ from interlock.upstreams.mcp.sessions import PROBE_S
 from interlock.upstreams.supervisor import Restarts
 from tests.registry.swapping import SETS
 from tests.support.stores import beside
-from tests.upstreams.servers import Answer, Got, HttpServer, free_port, json_answer
+from tests.upstreams.servers import Answer, Got, HttpServer, json_answer
 
 Json = dict[str, Any]
 SCRIPTED = Path(__file__).parents[1] / "upstreams" / "mcp_servers" / "scripted.py"
@@ -62,7 +62,7 @@ class Watch:
         self._more.set()
 
     async def heard(self, name: str, times: int = 1) -> Alert:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(found := [one for one in self.alerts if one.name == name]) < times:
                 self._more.clear()
                 await self._more.wait()
@@ -70,7 +70,7 @@ class Watch:
 
 
 async def until(true: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (await held if inspect.isawaitable(held := true()) else held):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.002)
 
@@ -154,7 +154,8 @@ def said(got: Got) -> Answer:
 async def at(port: int, server: HttpServer) -> AsyncGenerator[str]:
     """A server that is there for a while."""
     server.otherwise = said
-    listening = await asyncio.start_server(server._serve, "127.0.0.1", port)  # pyright: ignore[reportPrivateUsage] - one port, twice
+    serve = server._serve  # pyright: ignore[reportPrivateUsage] - one port, twice
+    listening = await asyncio.start_server(serve, "127.0.0.1", port, reuse_port=True)
     try:
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
@@ -166,9 +167,9 @@ async def at(port: int, server: HttpServer) -> AsyncGenerator[str]:
 
 @pytest.mark.proves("REG-11")
 async def test_a_server_that_stops_is_noticed_by_schedule_and_its_tools_come_back_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed_port: Callable[[], int]
 ) -> None:
-    port, probes, server = free_port(), 0, HttpServer()
+    port, probes, server = closed_port(), 0, HttpServer()
     async with Interlock.open(tmp_path, upstream_probe_s=0.05) as app:
         watch, probe_all = Watch(app), app.upstreams.probe_all
 

@@ -605,7 +605,7 @@ def test_what_an_agents_calls_hold_together_is_within_its_allowance_whoever_wait
         for task, (*_, gives_up) in zip(tasks, wishes, strict=True):
             if gives_up:
                 task.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert not [one for one in ended if isinstance(one, Exception)]
         async with allowances.taken("a", Limits(cpu_cores=4.0, memory_bytes=8 * GIB), "refuse"):

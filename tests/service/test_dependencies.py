@@ -25,10 +25,12 @@ from tests.authority.fake_vault import TOKEN, FakeVault
 from tests.support.calls import until
 from tests.support.engines import FakeGrpcEngine, FakeHttpEngine, fake, http
 from tests.support.servers import LOOPBACK, place
-from tests.upstreams.servers import Answer, HttpServer, free_port
+from tests.upstreams.servers import Answer, HttpServer
 
 Json = dict[str, Any]
 __all__ = ["fake", "http"]
+# How long readiness waits for services where a test has one that does not answer.
+MOMENT_S = 1.0
 Told = Callable[..., Awaitable[bool]]
 
 
@@ -53,14 +55,13 @@ def telling(app: Interlock, name: str) -> Told:
 
 @pytest.mark.parametrize("form", ["interlock", "authzen"])
 async def test_a_server_is_not_ready_while_its_remote_policy_engine_does_not_decide(
-    home: Path, fake: FakeHttpEngine | FakeGrpcEngine, form: str
+    home: Path, fake: FakeHttpEngine | FakeGrpcEngine, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fake.wire == "grpc" and form == "authzen":
         return  # AuthZEN is spoken over HTTP
     fake.answer = {"decision": False} if form == "authzen" else {"decision": "deny", "reason": "as always"}
-    async with Interlock.open(
-        home, housekeeping=False, policy_engine="remote", policy_url=fake.url, policy_form=form, policy_timeout_s=2
-    ) as app:
+    settings: Json = {"policy_engine": "remote", "policy_url": fake.url, "policy_form": form}
+    async with Interlock.open(home, housekeeping=False, policy_timeout_s=30, **settings) as app:
         await app.add(sample.add)
         told = telling(app, "policy")
         # Whatever the engine decides, it answers. The question is about no call.
@@ -72,17 +73,21 @@ async def test_a_server_is_not_ready_while_its_remote_policy_engine_does_not_dec
         assert (refused.error.code, await told("down", "down")) == ("E3205", True)
         fake.answer = sound
         assert await told("healthy", "healthy")
-        # One that does not answer at all keeps nobody waiting for longer than a moment.
+    # One that does not answer at all keeps nobody waiting for longer than a moment.
+    monkeypatch.setattr(dependencies, "ASK_S", MOMENT_S)
+    async with Interlock.open(home, housekeeping=False, policy_timeout_s=MOMENT_S, **settings) as app:
+        told = telling(app, "policy")
         fake.hang = asyncio.Event()
         assert await told("down", "down")
         fake.hang.set()
         fake.hang = None
-        assert await told("healthy", "healthy")
+        await until(lambda: told("healthy", "healthy"))
 
 
 async def test_a_policy_engine_that_may_take_longer_than_readiness_waits_is_degraded(
-    home: Path, http: FakeHttpEngine
+    home: Path, http: FakeHttpEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dependencies, "ASK_S", MOMENT_S)
     async with Interlock.open(
         home, housekeeping=False, policy_engine="remote", policy_url=http.url, policy_timeout_s=30
     ) as app:
@@ -99,7 +104,7 @@ def vault(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_a_vault_that_gives_no_credentials_is_told_and_calls_are_served(
-    home: Path, vault: FakeVault, caplog: pytest.LogCaptureFixture
+    home: Path, vault: FakeVault, caplog: pytest.LogCaptureFixture, closed_port: Callable[[], int]
 ) -> None:
     async with Interlock.open(home, housekeeping=False, secrets="vault", vault_url=vault.address) as app:
         await app.add(sample.add)
@@ -117,7 +122,7 @@ async def test_a_vault_that_gives_no_credentials_is_told_and_calls_are_served(
             "readiness: vault is healthy again",
         ]
         assert vault.address not in json.dumps(await Health(app).readiness())
-    silent = f"http://127.0.0.1:{free_port()}"
+    silent = f"http://127.0.0.1:{closed_port()}"
     async with Interlock.open(home, housekeeping=False, secrets="vault", vault_url=silent) as app:
         assert await telling(app, "vault")("degraded", "down")
 
@@ -137,7 +142,9 @@ def issuer(name: str, jwks: str) -> Json:
     return {"iss": f"https://{name}.example", "audience": "interlock", "algorithms": ["EdDSA"], "jwks": jwks}
 
 
-async def test_issuers_whose_keys_cannot_be_had_are_told(home: Path, tmp_path: Path) -> None:
+async def test_issuers_whose_keys_cannot_be_had_are_told(
+    home: Path, tmp_path: Path, closed_port: Callable[[], int]
+) -> None:
     files = [tmp_path / f"{name}.json" for name in "ab"]
     for file in files:
         file.write_bytes(key_set())
@@ -152,7 +159,7 @@ async def test_issuers_whose_keys_cannot_be_had_are_told(home: Path, tmp_path: P
         for file in files:
             file.write_bytes(key_set())
         assert await told("healthy", "healthy")
-    silent = issuer("c", f"https://127.0.0.1:{free_port()}/jwks")
+    silent = issuer("c", f"https://127.0.0.1:{closed_port()}/jwks")
     async with Interlock.open(home, housekeeping=False, trusted_issuers=(silent,)) as app:
         assert await telling(app, "issuers")("degraded", "down")
 
@@ -195,7 +202,9 @@ async def test_keys_of_an_issuer_that_stay_in_force_without_it_are_told_as_old()
             await trusted.current(entry.iss)
 
 
-async def test_a_collector_that_takes_no_spans_is_told_and_calls_are_served(home: Path) -> None:
+async def test_a_collector_that_takes_no_spans_is_told_and_calls_are_served(
+    home: Path, closed_port: Callable[[], int]
+) -> None:
     async with (
         HttpServer.open() as collector,
         Interlock.open(home, housekeeping=False, otlp_endpoint=collector.url) as app,
@@ -207,7 +216,7 @@ async def test_a_collector_that_takes_no_spans_is_told_and_calls_are_served(home
         collector.otherwise = lambda _: Answer(400)
         assert (await app.call("demo.add", a=1)).ok
         await until(lambda: told("degraded", "degraded"))
-    async with Interlock.open(home, housekeeping=False, otlp_endpoint=f"http://127.0.0.1:{free_port()}") as app:
+    async with Interlock.open(home, housekeeping=False, otlp_endpoint=f"http://127.0.0.1:{closed_port()}") as app:
         assert await telling(app, "traces")("degraded", "down")
 
 
@@ -222,9 +231,10 @@ async def test_many_who_ask_for_readiness_ask_a_dependency_once(
     home: Path, http: FakeHttpEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
+    settings: Json = {"policy_engine": "remote", "policy_url": http.url, "policy_timeout_s": 30}
     async with (
-        place(home, LOOPBACK, policy_engine="remote", policy_url=http.url) as here,
-        httpx.AsyncClient(base_url=here.base) as client,
+        place(home, LOOPBACK, clock=FakeClock().clock, **settings) as here,
+        httpx.AsyncClient(base_url=here.base, timeout=60) as client,
     ):
         answers = await asyncio.gather(*(client.get("/ready") for _ in range(20)))
         assert {one.status_code for one in answers} == {200}

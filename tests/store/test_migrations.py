@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -18,9 +19,10 @@ from interlock.api.doctor import examine
 from interlock.store import migration, schema_status, schema_version
 from interlock.store.home import Home
 from interlock.store.homes import home_at
-from interlock.store.postgres import leases, schema
+from interlock.store.postgres import leases, schema, session
 from interlock.store.schema_version import SCHEMA_HEAD
 from tests import sample
+from tests.support.calls import until
 from tests.support.next_release import NEXT, write_migrations
 from tests.support.postgres import Server
 from tests.support.schemas import FIRST_WITH_RULES, address, goes_on, lived, rows, shape
@@ -239,3 +241,27 @@ async def test_on_a_server_a_table_that_stays_in_use_lets_the_migration_give_up(
             migration.up(home)
         assert refused.value.code == "E3803"
     assert shape(home) == made
+
+
+@pytest.mark.parametrize("home", ["postgres"], indirect=True)
+@pytest.mark.parametrize("there", [False, True], ids=["a new store", "a store"])
+async def test_on_a_server_a_process_waits_for_one_that_migrates_for_longer_than_a_write_waits_for_others(
+    home: Home, postgres_server: Server, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    if there:
+        await lived(home)
+        migration.down(home)
+    monkeypatch.setitem(session._WRITING, "lock_timeout", "'1'")  # pyright: ignore[reportPrivateUsage]
+    waiting = b"SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE '%xact_lock%'"
+    with closing(psycopg.connect(address(home))) as busy, closing(postgres_server.connect()) as looking:
+        busy.execute(f"SELECT pg_advisory_xact_lock({schema.MIGRATING})".encode())
+        started = asyncio.create_task(asyncio.to_thread(home.open_database))
+        await until(lambda: started.done() or looking.execute(waiting).fetchall())
+        await asyncio.wait([started], timeout=0.1)
+        assert not started.done(), "it has given up"
+        busy.rollback()
+        (await started).close()
+    monkeypatch.undo()
+    assert schema_status.status(home).schema == SCHEMA_HEAD
+    if there:
+        await goes_on(home)

@@ -127,11 +127,12 @@ async def test_locks_and_notices_work_between_nodes_behind_a_pooler_in_session_m
             assert sum(result.replayed for result in results) == 12
 
             # From here on only a notice can let a node find a change.
-            monkeypatch.setattr(changes, "READ_EVERY_S", 3600.0)
-            monkeypatch.setattr(changes, "READ_IDLE_EVERY_S", 3600.0)
             seen: list[object] = []
             other.journal.changes.watch(("decisions",), lambda reader: None, seen.append)
             other.journal.changes.start()
+            monkeypatch.setattr(changes, "READ_EVERY_S", 3600.0)
+            monkeypatch.setattr(changes, "READ_IDLE_EVERY_S", 3600.0)
+            other.journal.changes.note_news()  # the read before may have begun before the watch was there
             listener = other.journal.changes._listener  # pyright: ignore[reportPrivateUsage]
             assert listener is not None
             await until(lambda: listener.listening and seen)

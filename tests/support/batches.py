@@ -166,7 +166,7 @@ async def prepare(app: Interlock) -> None:
 
 async def release(numbers: list[int], until: Callable[[], bool]) -> None:
     """Let members end in a given order, turn by turn, for as long as the batch is not done."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not until():
             for number in numbers:
                 if number in running:

@@ -111,7 +111,7 @@ def slow_write(entered: threading.Event, *, restart_safe: bool) -> Tool[..., Any
     def pay() -> str:
         """Pay slowly, and heed nobody."""
         entered.set()
-        world.release.wait(10)
+        world.release.wait(60)
         world.runs += 1
         return "paid"
 
@@ -120,6 +120,6 @@ def slow_write(entered: threading.Event, *, restart_safe: bool) -> Tool[..., Any
 
 async def lateness(app: Interlock, result: Result) -> None:
     """Wait until the true outcome of a call that was cut off is on record."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not records(app, result.invocation_id, kind="late"):  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)

@@ -26,7 +26,7 @@ class Wire(NamedTuple):
 
     async def answer(self) -> tuple[bytes, bytes]:
         """The head and the body of the next answer."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             head = await self.reader.readuntil(b"\r\n\r\n")
             if b"transfer-encoding: chunked" not in head:
                 length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
@@ -38,7 +38,7 @@ class Wire(NamedTuple):
             return head, body
 
     async def rest(self) -> bytes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.reader.read()
 
 

@@ -41,7 +41,7 @@ async def by_address(url: str, **facts: Any) -> AsyncGenerator[McpUpstream]:
     try:
         yield one
     finally:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await one.close()
 
 

@@ -17,6 +17,7 @@ import subprocess
 import sysconfig
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import takewhile
@@ -88,6 +89,8 @@ class Server:
             subprocess.run(["cp", "-a", base, self._data], check=True)
             (self._data / "recovery.signal").touch()
         self.start()
+        if base is not None:
+            self._recover()
 
     @property
     def address(self) -> str:
@@ -101,6 +104,12 @@ class Server:
     def start(self) -> None:
         options = " ".join(("-k", str(self.place), *(f"-c {shlex.quote(one)}" for one in self._options)))
         self.run("pg_ctl", "-D", self._data, "-w", "-l", self.place / "log", "-o", options, "start")
+
+    def _recover(self) -> None:
+        """Wait for the end of the recovery. Before that, the server may take connections that can only read."""
+        with self.connect() as connection:
+            while connection.execute(b"SELECT pg_is_in_recovery()").fetchone() == (True,):
+                time.sleep(0.01)
 
     def stop(self, how: str = "immediate") -> None:
         self.run("pg_ctl", "-D", self._data, "-w", "-m", how, "stop")

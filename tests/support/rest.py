@@ -149,7 +149,7 @@ async def serving(home: Path) -> AsyncGenerator[World]:
         app.issuer_keys.init("EdDSA")
         service = Service(app)
         transport = httpx.ASGITransport(rest_app(service), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://interlock") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://interlock", timeout=60) as client:
             world = World(app, service, client, clock)
             await world.identity("alice", "human")
             await world.identity("boss", "human", groups=frozenset({"approvers"}))
@@ -185,7 +185,7 @@ def refused(response: httpx.Response, status: int, code: str) -> Json:
 
 
 async def until_ended(world: World, poll: str) -> Json:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         told: Json = {"status": "running"}
         while told["status"] == "running":
             await turn()

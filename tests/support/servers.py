@@ -72,5 +72,5 @@ async def place(home: Path, listening: Listening = LOOPBACK, **settings: Any) ->
 
 
 async def post(here: Place, path: str, body: str) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=here.base, headers=here.bearer) as client:
+    async with httpx.AsyncClient(base_url=here.base, headers=here.bearer, timeout=60) as client:
         return await client.post(path, content=body.encode(), headers={"content-type": "application/json"})

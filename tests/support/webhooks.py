@@ -69,7 +69,7 @@ class Receiver:
 
     async def has_got(self, count: int) -> None:
         """Wait until so many requests have arrived."""
-        async with asyncio.timeout(10), self.arrived:
+        async with asyncio.timeout(60), self.arrived:
             await self.arrived.wait_for(lambda: len(self.got) >= count)
 
     @classmethod

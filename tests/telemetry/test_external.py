@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from interlock.telemetry.trace import MOST_OUTBOUND
 from tests.support.calls import publish
 from tests.support.traced import Traced, Tree, traced
 from tests.telemetry import reaching
-from tests.upstreams.servers import Answer, Asked, Got, HttpServer, ShopServer, free_port
+from tests.upstreams.servers import Answer, Asked, Got, HttpServer, ShopServer
 
 SECRET = "hunter2hunter2"
 LOOK: Json = {
@@ -90,9 +90,9 @@ async def test_each_attempt_of_an_external_call_has_a_span_and_the_upstream_hang
 
 
 @pytest.mark.supports("OBS-01")
-async def test_each_endpoint_that_is_tried_is_an_attempt_of_its_own(home: Path) -> None:
+async def test_each_endpoint_that_is_tried_is_an_attempt_of_its_own(home: Path, closed_port: Callable[[], int]) -> None:
     async with HttpServer.open() as server, traced(home) as one:
-        nobody = free_port()
+        nobody = closed_port()
         await connected(one, [f"http://127.0.0.1:{nobody}", server.url])
         assert (await one.app.call("svc.look")).ok
         (tree,) = one.trees()

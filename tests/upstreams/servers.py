@@ -7,6 +7,7 @@ import datetime
 import gc
 import importlib
 import ipaddress
+import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -169,32 +170,24 @@ async def services_of(place: Path) -> AsyncGenerator[Services]:
         await journal.close()
 
 
-def free_port() -> int:
-    """A port at which nobody listens."""
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 @asynccontextmanager
 async def served(app: Any) -> AsyncGenerator[str]:
     """An ASGI application on this machine; its address."""
     import uvicorn
 
-    port = free_port()
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    async with asyncio.timeout(10):
+    serving = asyncio.create_task(server.serve([listening]))
+    async with asyncio.timeout(60):
         while not server.started:  # noqa: ASYNC110 - there is nothing to be told by
             await asyncio.sleep(0.001)
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         await serving
+        listening.close()
 
 
 def tls_contexts() -> int:
@@ -480,7 +473,7 @@ class SocketServer:
 
     async def has_heard(self, count: int) -> None:
         """Wait until so many messages have arrived."""
-        async with asyncio.timeout(10), self.arrived:
+        async with asyncio.timeout(60), self.arrived:
             await self.arrived.wait_for(lambda: len(self.heard) >= count)
 
     def _greet(self, connection: Any, request: Any) -> Any:

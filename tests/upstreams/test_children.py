@@ -51,7 +51,7 @@ class Heard:
         self.too_long.append(ends)
 
     async def line(self) -> str:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return (await self.lines.get()).decode()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from tests.upstreams.servers import (
     Got,
     HttpServer,
     Pauses,
-    free_port,
     governed,
     json_answer,
     new_certificate,
@@ -224,9 +223,9 @@ async def test_a_date_says_when_to_come_back() -> None:
     assert len(server.got) == 1  # waiting an hour would only find the deadline passed
 
 
-async def test_a_refusing_upstream_was_not_asked() -> None:
+async def test_a_refusing_upstream_was_not_asked(closed_port: Callable[[], int]) -> None:
     pauses = Pauses()
-    async with upstream(f"http://127.0.0.1:{free_port()}", pauses=pauses) as one:
+    async with upstream(f"http://127.0.0.1:{closed_port()}", pauses=pauses) as one:
         failure = await failure_of(one, writes=True)
         assert (failure.code, failure.details) == ("E3502", {"sent": False, "attempts": 3})
         assert len(pauses.taken) == 2  # nothing was sent, so even a write is tried again
@@ -305,8 +304,8 @@ async def test_a_write_under_a_key_is_sent_again_where_keys_are_honoured() -> No
     assert len(server.got) == 3
 
 
-async def test_the_next_endpoint_takes_over() -> None:
-    async with HttpServer.open() as second, upstream(f"http://127.0.0.1:{free_port()}", second.url) as one:
+async def test_the_next_endpoint_takes_over(closed_port: Callable[[], int]) -> None:
+    async with HttpServer.open() as second, upstream(f"http://127.0.0.1:{closed_port()}", second.url) as one:
         await one.call(remote_call(WRITE, writes=True, key="k1"))
         await one.call(remote_call(READ, {"id": 7}, attempts=1))
     assert [got.method for got in second.got] == ["POST", "GET"]

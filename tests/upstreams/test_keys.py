@@ -46,7 +46,7 @@ class Notes:
         sent = {**self.wires.http.headers, **headers}
         url = f"{self.wires.http.base_url}/mcp".replace("//mcp", "/mcp")
         bearer = {name: sent[name] for name in ("authorization", *headers)}
-        async with httpx2.AsyncClient(headers=bearer, timeout=20) as http:
+        async with httpx2.AsyncClient(headers=bearer, timeout=60) as http:
             transport = streamable_http_client(url, http_client=http)
             async with Client(transport, mode=mode, read_timeout_seconds=20) as client:
                 yield client

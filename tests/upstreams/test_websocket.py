@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from tests.upstreams.servers import (
     Pauses,
     SocketServer,
     Tap,
-    free_port,
     governed,
     new_certificate,
     remote_call,
@@ -312,8 +311,10 @@ async def test_a_service_that_is_away_is_tried_again_with_growing_pauses_and_cal
 
 
 @pytest.mark.proves("OPS-15")
-async def test_a_service_that_refuses_is_left_alone_and_the_next_one_is_asked(tmp_path: Path) -> None:
-    nobody = f"ws://127.0.0.1:{free_port()}"
+async def test_a_service_that_refuses_is_left_alone_and_the_next_one_is_asked(
+    tmp_path: Path, closed_port: Callable[[], int]
+) -> None:
+    nobody = f"ws://127.0.0.1:{closed_port()}"
     async with services_of(tmp_path) as services, SocketServer.open() as server:
         async with upstream(nobody, server.url, services=services) as one:
             for number in range(8):
@@ -322,8 +323,8 @@ async def test_a_service_that_refuses_is_left_alone_and_the_next_one_is_asked(tm
     assert len(server.heard) == 8
 
 
-async def test_a_refusing_service_was_not_asked_and_the_next_one_is() -> None:
-    nobody = f"ws://127.0.0.1:{free_port()}"
+async def test_a_refusing_service_was_not_asked_and_the_next_one_is(closed_port: Callable[[], int]) -> None:
+    nobody = f"ws://127.0.0.1:{closed_port()}"
     async with SocketServer.open() as server, upstream(nobody, server.url) as one:
         assert await one.call(remote_call(ECHO, {"n": 1}, writes=True, key="k")) == {"n": 1}
     async with upstream(nobody) as one:

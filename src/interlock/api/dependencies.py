@@ -70,8 +70,10 @@ class Dependencies:
             condition = await asyncio.wait_for(check(), ASK_S)
         except Failure as failure:
             condition, why = "down", failure.message
-        except (TimeoutError, OSError):
-            condition, why = "down", "does not answer in time"
+        except TimeoutError:
+            condition, why = self._unanswered(name), "does not answer in time"
+        except OSError:
+            condition, why = "down", "cannot be reached"
         if self._known.get(name, "healthy") != condition:
             if condition == "healthy":
                 _log.warning("readiness: %s is healthy again", name)
@@ -80,18 +82,20 @@ class Dependencies:
         self._known[name] = condition
         return condition
 
+    def _unanswered(self, name: str) -> Condition:
+        """The condition of a service that has not answered for `ASK_S`.
+
+        A policy engine that may take longer than this is asked by calls for as long as the settings say.
+        """
+        return "degraded" if name == "policy" and self._parts.settings.policy_timeout_s > ASK_S else "down"
+
     async def _policy(self) -> Condition:
         from interlock.authority.remote import Remote
 
         engine = self._parts.engine
         if not isinstance(engine, Remote):  # an engine of the program that embeds us answers for itself
             return "healthy"
-        # An engine that may take longer than this is asked by calls for as long as the settings say.
-        patient = self._parts.settings.policy_timeout_s > ASK_S
-        try:
-            await asyncio.wait_for(engine.check(), ASK_S - 0.1)
-        except TimeoutError:
-            return "degraded" if patient else "down"
+        await engine.check()
         return "healthy"
 
     async def _vault(self) -> Condition:

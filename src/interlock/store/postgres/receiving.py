@@ -37,7 +37,8 @@ class _Receiver:
         # Between two tables the rows of a source are counted, and nobody else uses the store before it is complete.
         connection.execute("SET idle_in_transaction_session_timeout = 0")
         connection.execute("BEGIN")
-        connection.execute(f"SELECT pg_advisory_xact_lock({schema.MIGRATING})")
+        for statement in schema.alone():
+            connection.execute(statement)
         if connection.one(schema.UNFINISHED) is not None:
             schema.remove(connection)
         elif connection.one(schema.HAS_SCHEMA) is not None:

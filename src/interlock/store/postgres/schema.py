@@ -319,11 +319,25 @@ SELECT proname::text, oid::regprocedure::text FROM pg_proc WHERE pronamespace = 
 """
 
 
+def alone() -> tuple[str, ...]:
+    """The statements by which a transaction becomes the only one that makes or changes the schema.
+
+    Another process may work on a large store for minutes. It is waited for, longer than the settings of a session
+    (`store.postgres.session`) let other statements wait.
+    """
+    return (
+        "SET LOCAL lock_timeout = 0",
+        f"SELECT pg_advisory_xact_lock({MIGRATING})",
+        f"SET LOCAL lock_timeout = {PATIENCE_MS}",
+    )
+
+
 def make(connection: PostgresConnection, role: str | None) -> None:
     """Make the schema where there is none. Several processes may start at once: one does it."""
     connection.execute("BEGIN")
     try:
-        connection.execute(f"SELECT pg_advisory_xact_lock({MIGRATING})")
+        for statement in alone():
+            connection.execute(statement)
         if connection.one(HAS_SCHEMA) is None:
             create(connection, role)
         connection.execute("COMMIT")
@@ -365,8 +379,8 @@ def changing(address: str, role: str | None) -> Generator[sa.Connection]:
     engine = sa.create_engine("postgresql+psycopg://", creator=partial(_opened, address), poolclass=sa.NullPool)
     try:
         with engine.begin() as connection:
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING})")
-            connection.exec_driver_sql(f"SET LOCAL lock_timeout = {PATIENCE_MS}")
+            for statement in alone():
+                connection.exec_driver_sql(statement)
             yield connection
             if role is not None:
                 schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()

@@ -9,8 +9,8 @@ its upstream makes a task of it.
     tasks/update    answers to questions; those to questions that are not open are ignored
     tasks/cancel    cancels the call, on record; nothing happens if it has ended
 
-The call is kept by the process that runs it. Another process on the same data directory knows its state and how it
-ended, but not its questions and its result.
+The call is kept by the process that runs it. Another process on the same data directory knows its state, its result
+and how it failed, but not its questions.
 """
 
 from __future__ import annotations
@@ -161,9 +161,11 @@ class Tasks:
             case "canceled":
                 return {**_task(task_id, "cancelled"), **_DONE}
             case state:
+                failure = await self._service.calls.outcome(task_id, caller)
+                if failure is not None:
+                    return {**await self._ended(task_id, failure), **_DONE}
                 words = f"The call ended as `{state}`. Its result is not kept: see `interlock calls show {task_id}`."
-                failed = state != "succeeded"
-                answer = {"content": [{"type": "text", "text": words}], "isError": failed, **_DONE}
+                answer = {"content": [{"type": "text", "text": words}], "isError": False, **_DONE}
                 return {**_task(task_id, "completed"), "result": answer, **_DONE}
 
     async def update(self, task_id: str, responses: Json, caller: Caller) -> Json:

@@ -13,7 +13,9 @@ import pytest
 
 from interlock import Interlock
 from interlock.api import background
+from interlock.api.service import Service
 from interlock.audit.chain import verify
+from interlock.contract.standard import ToolResult
 from interlock.data.canonical import digest
 from interlock.store.homes import home_at
 from interlock.telemetry.alerts import Alert
@@ -178,6 +180,12 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_whoever_opens_
             (closed,) = records(app, intent)
             assert (closed["states"][-1], closed["status"], closed["error_code"]) == ("failed", "ERROR", "E3409")
             assert (closed["outcome"], closed["source"]) == ("unknown", "synthetic")
+            # So does the result that is read back.
+            result = (await Service(app).calls.status(intent, app.caller))["result"]
+            ToolResult.parse(result)
+            about: dict[str, Any] = result["error"]
+            assert (result["invocation_id"], result["status"], about["error_code"]) == (intent, "failed", "E3409")
+            assert (about["retryable"], about["details"]["outcome"]) == (False, "unknown")
 
 
 # What is on record of it

@@ -23,8 +23,11 @@ from tests.support.wires import WIRES, Wires, wired
 Json = dict[str, Any]
 # The doors by which one call can be spoken of in another; MCP's clients cancel what they wait for themselves.
 BY_ID = ("library", "rest", "jsonrpc", "grpc", "command line")
-CAUSES = {"interruption": "user_interruption", "discard": "discarded_execution", "fallback": "fallback"}
-CODES = {"interruption": "E3703", "discard": "E3703", "fallback": "E3413"}
+CAUSES = {
+    "interruption": "user_interruption", "discard": "discarded_execution", "fallback": "fallback",
+    "sibling": "sibling_error",
+}  # fmt: skip
+CODES = {"interruption": "E3703", "discard": "E3703", "fallback": "E3413", "sibling": "E3412"}
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="short", timeout_s=1)

@@ -87,10 +87,7 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
     assert runners == {"gateway/execution/run_tool.py"}
 
 
-@pytest.mark.part_of(
-    "LIFE-08",
-    rest="a cancelled sibling over the endpoints; a stored result read back for each outcome",
-)
+@pytest.mark.proves("LIFE-08")
 @pytest.mark.parametrize(
     ("tool", "arguments", "options", "code", "state"),
     [

@@ -9,15 +9,52 @@ from typing import TYPE_CHECKING
 from interlock.audit.decisions import decisions_of
 from interlock.audit.invocations import invocation_of
 from interlock.call.phases import INPUTS
+from interlock.call.results import Result
 from interlock.core.clock import iso
+from interlock.core.errors import CODES, Failure
 from interlock.core.threads import WALKS
 from interlock.privacy.redact import REDACTED, SchemaRedactor
+from interlock.store.calls import facts_in
 from interlock.telemetry.w3c import trace_hex
 
 if TYPE_CHECKING:
     from interlock.data.schema import Json
     from interlock.gateway.inputs import Inputs
     from interlock.gateway.persistence.payloads import PayloadStore
+
+
+def failure_on_record(records: Sequence[Json]) -> Result | None:
+    """The result of a call that failed, as its records tell it; None if it has not ended or has succeeded.
+
+    The ledger has the code and the state of a failure, and not all of its words: the title of the code stands for them.
+    """
+    closed = next((one for one in reversed(records) if one.get("kind") == "closed"), None)
+    if closed is None or closed.get("error_code") not in CODES:
+        return None
+    facts = facts_in(records)
+    unknown = facts.get("outcome") == "unknown"
+    cause = closed.get("syntheticCause")
+    details = {"synthetic_cause": cause} if cause else {}
+    call, tool, version = closed["call"], closed.get("toolId") or "", closed.get("version")
+    failure = Failure(
+        closed["error_code"],
+        closed.get("reason"),
+        details={**details, **({"invocation_id": call, "outcome": "unknown"} if unknown else {})} or None,
+        policy_refs=tuple(closed.get("rules") or ()),
+        evidence_refs=(f"journal:{call}",),
+        resolution=CODES["E3409"].resolution if unknown else None,
+        unsettled=unknown,
+    )
+    return Result(
+        invocation_id=call,
+        tool=f"{tool}@{version}" if version else tool,
+        state=closed["states"][-1],
+        created_ms=int(datetime.fromisoformat(closed["timestamp"]).timestamp() * 1000),
+        trace_id=str(closed.get("traceId") or ""),
+        metadata={"latency_ms": closed.get("latencyMs") or 0, **details},
+        error=failure,
+        source=closed.get("source", "compute"),
+    )
 
 
 def evidence(records: Sequence[Json]) -> Json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.background_calls import BackgroundCalls
 from interlock.api.call_records import CallRecords
-from interlock.api.call_views import evidence, inputs_for_auditors, persistence_of, span_on_record
+from interlock.api.call_views import evidence, failure_on_record, inputs_for_auditors, persistence_of, span_on_record
 from interlock.api.progress import EventHistories
 from interlock.api.rights import require
 from interlock.call.connector import Interaction
@@ -66,6 +66,7 @@ def native_id(stated: object) -> int | str:
     return f"sha256:{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"
 
 
+# many methods: one for each request that a client can make about its calls
 class Calls:
     """The calls of one server."""
 
@@ -145,6 +146,13 @@ class Calls:
         """The result of a background call of this caller, while it is kept."""
         return await self.background.result(call_id, caller)
 
+    async def outcome(self, call_id: str, caller: Caller) -> Result | None:
+        """The result of a call that the caller may see (`find` says so), while it is kept; of a failure, what is on
+        record for as long as the journal has it.
+        """
+        kept = await self.result(call_id, caller)
+        return kept or failure_on_record(await self._parts.ownership.history(call_id))
+
     async def status(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
         """The state of a call by the journal; E3702 for calls that the caller may not see.
 
@@ -173,6 +181,7 @@ class Calls:
         if not mine:
             self._records.note_reading(call_id, caller)
         states: list[str] = facts.get("states") or []
+        failed = failure_on_record(history)
         return {
             "invocation_id": call_id,
             "status": states[-1]
@@ -191,6 +200,7 @@ class Calls:
             "artifacts": facts.get("artifacts", []),
             "handoffs": facts.get("handoffs", []),
             "persistence": await persistence_of(facts, self._parts.storage.payloads),
+            **({} if failed is None else {"result": failed.document()}),
             **evidence(history),
         }
 

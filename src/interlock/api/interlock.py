@@ -335,7 +335,7 @@ class Interlock(Parts):
         """End a call that this process runs. Answers canceled, unsupported or finished.
 
         The reason labels the synthetic result: a person or program interrupts (`interruption`), nobody wants the result
-        any more (`discard`), or another answer takes its place (`fallback`).
+        any more (`discard`), another answer takes its place (`fallback`), or a call beside it failed (`sibling`).
         """
         return await self.records.cancel(invocation_id, reason)
 

@@ -301,8 +301,10 @@ class Call(Trail):
 # `expired`: its locks may soon be those of others, because the store does not answer.
 Why = Literal["timeout", "canceled", "sibling", "discarded", "fallback", "expired"]
 # Reasons that a caller may give for ending a call.
-Reason = Literal["interruption", "discard", "fallback"]
-REASONS: Mapping[Reason, Why] = {"interruption": "canceled", "discard": "discarded", "fallback": "fallback"}
+Reason = Literal["interruption", "discard", "fallback", "sibling"]
+REASONS: Mapping[Reason, Why] = {
+    "interruption": "canceled", "discard": "discarded", "fallback": "fallback", "sibling": "sibling",
+}  # fmt: skip
 
 
 class Traced(Protocol):

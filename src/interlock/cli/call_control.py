@@ -47,7 +47,7 @@ async def _cancel_at_server(server: Server, out: Output, /, call_id: str, reason
 @click.argument("call_id", metavar="ID")
 @click.option(
     "--reason",
-    type=click.Choice(["interruption", "discard", "fallback"]),
+    type=click.Choice(["interruption", "discard", "fallback", "sibling"]),
     default="interruption",
     help="Why: it labels the result. With discard, the result of a finished call is removed.",
 )

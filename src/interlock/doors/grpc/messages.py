@@ -246,7 +246,7 @@ def page_size(asked: int, usual: int, most: int) -> int:
 
 def call_status(status: Json, outcome: Result | None) -> wire.StatusResponse:
     """The message for the state of a call, with its result while it is stored."""
-    if outcome is not None:
+    if outcome is not None and "tool_id" not in status:
         tool_id, _, version = outcome.tool.partition("@")
         code = "" if outcome.error is None or outcome.pending else outcome.error.code
         return wire.StatusResponse(
@@ -269,6 +269,7 @@ def call_status(status: Json, outcome: Result | None) -> wire.StatusResponse:
         trace_id=status.get("trace_id"),
         latency_ms=status.get("latency_ms"),
         outcome=status.get("outcome"),
+        result=None if outcome is None else result(outcome),
     )
 
 

@@ -311,7 +311,7 @@ class Servicer:
 
     async def status(self, request: wire.StatusRequest, caller: Caller, _: Rpc) -> wire.StatusResponse:
         calls, call_id = self._service.calls, request.invocation_id
-        return messages.call_status(await calls.find(call_id, caller), await calls.result(call_id, caller))
+        return messages.call_status(await calls.find(call_id, caller), await calls.outcome(call_id, caller))
 
     async def trace(self, request: wire.TraceRequest, caller: Caller, _: Rpc) -> wire.TraceResponse:
         return messages.trace(await self._service.calls.trace(request.invocation_id, caller))

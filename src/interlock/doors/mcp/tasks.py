@@ -161,9 +161,11 @@ class Tasks:
             case "canceled":
                 return {**_task(task_id, "cancelled"), **_DONE}
             case state:
+                failure = await self._service.calls.outcome(task_id, caller)
+                if failure is not None:
+                    return {**await self._ended(task_id, failure), **_DONE}
                 words = f"The call ended as `{state}`. Its result is not kept: see `interlock calls show {task_id}`."
-                failed = state != "succeeded"
-                answer = {"content": [{"type": "text", "text": words}], "isError": failed, **_DONE}
+                answer = {"content": [{"type": "text", "text": words}], "isError": False, **_DONE}
                 return {**_task(task_id, "completed"), "result": answer, **_DONE}
 
     async def update(self, task_id: str, responses: Json, caller: Caller) -> Json:

@@ -120,7 +120,8 @@ def of_status(status: Json, result: Result | None) -> Json:
         return {**document, **pending(result)}
     if result.error is None:
         return {**document, **success(result)}
-    return {**document, **refusal(result.error, result.trace_id), **_outcome(result), "trace_id": result.trace_id}
+    told = {"tool_result": result.document(), **_outcome(result), "trace_id": result.trace_id}
+    return {**document, **refusal(result.error, result.trace_id), **told}
 
 
 def _outcome(result: Result) -> Json:

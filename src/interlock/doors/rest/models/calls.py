@@ -288,7 +288,7 @@ class Span(Answer):
 
 
 class CancelQuery(Query):
-    reason: Literal["interruption", "discard", "fallback"] | None = Field(
+    reason: Literal["interruption", "discard", "fallback", "sibling"] | None = Field(
         None, description="why, for the label of the synthetic result; interruption if nothing is said"
     )
 

@@ -63,9 +63,9 @@ def _iso(at: datetime | None, name: str) -> str | None:
 
 @router.get("/calls/{invocation_id}", **says(models.CallStatus))
 async def show_call(invocation_id: Id, ask: Ask) -> Response:
-    """The state of a call of yours, and its outcome while that is stored."""
+    """The state of a call of yours, and its outcome: a result while that is stored, a failure always."""
     calls = ask.service.calls
-    return json(of_status(await calls.find(invocation_id, ask.caller), await calls.result(invocation_id, ask.caller)))
+    return json(of_status(await calls.find(invocation_id, ask.caller), await calls.outcome(invocation_id, ask.caller)))
 
 
 @router.get(

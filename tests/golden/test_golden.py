@@ -6,6 +6,8 @@ import difflib
 import json
 from pathlib import Path
 
+import pytest
+
 from interlock.core.errors import CODES
 from tests.golden.corpus import CASES, RAW
 from tests.golden.record import FILES, WIRES, played
@@ -13,6 +15,7 @@ from tests.golden.record import FILES, WIRES, played
 MOST_LINES = 60
 
 
+@pytest.mark.timeout(600)  # every case over every wire
 async def test_every_call_of_the_corpus_goes_as_recorded(tmp_path: Path) -> None:
     made = await played(tmp_path)
     known = {path.stem: path.read_text() for path in FILES.glob("*.json")}

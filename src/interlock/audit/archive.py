@@ -141,11 +141,11 @@ class Archive:
     async def expire(self, now: datetime) -> list[Archived]:
         """Remove what is past the term of its tier, but never the newest finished backup.
 
-        E3411, and nothing is removed, while something has the name of a time to come.
+        E3411, and nothing is removed, while something is dated in the future.
         """
         every = await self.list()
-        if dated := [one.name for one in every if is_to_come(one.made, now)]:
-            raise to_come(dated[-1], now, "so nothing is removed")
+        if dated := [one.name for one in every if is_in_future(one.made, now)]:
+            raise dated_in_future(dated[-1], now, "so nothing is removed")
         newest = [one for one in every if one.whole and one.kind == "interlock"][-1:]
         past = [one for one in every if now - one.made >= TERMS[one.tier] and one not in newest]
         for one in past:
@@ -159,8 +159,8 @@ class Archive:
         whole = [one for one in await self.list() if one.whole and one.kind == "interlock"]
         if not whole:
             raise Failure("E3411", "there is no finished backup at this address", resolution="check the address")
-        if is_to_come(whole[-1].made, now):
-            raise to_come(whole[-1].name, now, "so it is not known which one is the newest")
+        if is_in_future(whole[-1].made, now):
+            raise dated_in_future(whole[-1].name, now, "so it is not known which one is the newest")
         return whole[-1].name
 
     async def _put(self, key: str, data: bytes) -> str:
@@ -187,13 +187,13 @@ def _inside(target: Path, name: str) -> Path:
     return target / path
 
 
-def is_to_come(made: datetime, now: datetime) -> bool:
-    """Whether a backup has the name of a time that has not come: a machine whose clock was wrong made it."""
+def is_in_future(made: datetime, now: datetime) -> bool:
+    """Whether a backup is dated in the future: a machine whose clock was wrong made it."""
     return made - now > DIFFERENCE
 
 
-def to_come(name: str, now: datetime, consequence: str) -> Failure:
-    """The failure of what depends on the times of backups, one of which is of a time to come."""
+def dated_in_future(name: str, now: datetime, consequence: str) -> Failure:
+    """The failure of what depends on the dates of backups, one of which is in the future."""
     words = f"`{name}` is dated after the present time of the store, {now:%Y-%m-%d %H:%M} UTC, {consequence}"
     advice = (
         "correct the clock of the machine that made it, or of this one; then remove it or move it away. To restore a"

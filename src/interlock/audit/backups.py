@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.audit.archive import archive_at, is_to_come, to_come
+from interlock.audit.archive import archive_at, dated_in_future, is_in_future
 from interlock.audit.chain import verify
 from interlock.audit.chain_verdict import ChainVerdict
 from interlock.core.errors import Failure
@@ -287,25 +287,25 @@ def made_in(folder: Path) -> list[Backup]:
 
 
 def dated_ahead(folder: Path, now: datetime) -> list[Backup]:
-    """The backups in a folder that have the name of a time to come, finished or not."""
-    return [one for one in _named(folder) if is_to_come(one.made, now)]
+    """The backups in a folder that are dated in the future, finished or not."""
+    return [one for one in _named(folder) if is_in_future(one.made, now)]
 
 
 def newest_in(folder: Path, now: datetime) -> Backup | None:
-    """The newest finished backup in a folder. E3411 if it has the name of a time to come."""
+    """The newest finished backup in a folder. E3411 if it is dated in the future."""
     made = made_in(folder)
-    if made and is_to_come(made[-1].made, now):
-        raise to_come(made[-1].path.name, now, "so it is not known which one is the newest")
+    if made and is_in_future(made[-1].made, now):
+        raise dated_in_future(made[-1].path.name, now, "so it is not known which one is the newest")
     return made[-1] if made else None
 
 
 def remove_expired(folder: Path, days: int, now: datetime) -> list[Path]:
     """Remove the backups that are older than so many days, finished or not, but never the newest finished one.
 
-    E3411, and nothing is removed, while one of them has the name of a time to come.
+    E3411, and nothing is removed, while one of them is dated in the future.
     """
     if dated := dated_ahead(folder, now):
-        raise to_come(dated[-1].path.name, now, "so nothing is removed")
+        raise dated_in_future(dated[-1].path.name, now, "so nothing is removed")
     newest = made_in(folder)[-1:]
     expired = [one for one in _named(folder) if now - one.made >= timedelta(days=days) and one not in newest]
     removed: list[Path] = []

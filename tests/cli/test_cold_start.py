@@ -181,8 +181,7 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(cli:
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("health", 230), ("surface show", 235), ("policy explain me demo.post", 244), ("tools search balance", 242),
-        ("tools select balance", 270),
+        ("health", 221), ("surface show", 235), ("policy explain me demo.post", 235), ("tools select balance", 270),
     ],
 )  # fmt: skip
 def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(cli: Cli, words: str, most: int) -> None:
@@ -192,6 +191,25 @@ def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(cli: C
     assert not {"interlock.demo_tools", "interlock.contract.declare", "interlock.search.embedders"} & own
     assert not {"httptools", "idna", "jsonschema_rs", "rich"} & others
     assert len(own) <= most
+
+
+# A search needs numpy. What it takes of the rest of the time is the policy, and no part of an open data directory.
+@OF_A_FILE
+def test_a_search_reads_the_database_alone(cli: Cli) -> None:
+    said, others, own = modules(cli.home, "tools", "search", "balance")
+    assert "demo.balance" in said
+    assert others == {"cedarpy", "click", "cryptography", "numpy", "orjson"}
+    assert not {"interlock.api.parts", "interlock.gateway", "interlock.store.journal"} & own
+    assert len(own) <= 134
+
+
+# A token names another caller, and settings may name another source of vectors.
+@OF_A_FILE
+def test_a_search_that_the_database_alone_does_not_answer_opens_the_data_directory(cli: Cli) -> None:
+    (cli.home / "settings.toml").write_text('surface_excluded = [{ tools = ["demo.*"] }]\n')
+    said, _, own = modules(cli.home, "tools", "search", "balance")
+    assert "demo.balance" not in said
+    assert "interlock.api.parts" in own
 
 
 def test_a_gateway_that_is_built_late_raises_the_alerts_of_its_limits(cli: Cli) -> None:

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from interlock import Failure, Field, Interlock
-from interlock.api.search import DEFAULT_LIMIT
+from interlock.api.tools import DEFAULT_LIMIT
 from interlock.authority.tokens import ToolGrant
 from interlock.contract.manifest import parse_manifest
 from interlock.data.canonical import digest

@@ -48,7 +48,7 @@ def _box(path: Path) -> Box | None:
 
 def must_leave(reader: Reader, ticket: Ticket) -> bool:
     """Whether the local user asked for a ticket, and so has to leave the decision to others."""
-    from interlock.api.authority import local_user
+    from interlock.api.local_user import local_user
     from interlock.approvals.reviewers import is_alone
     from interlock.call.context import Caller
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from interlock.api.backends import engine, secret_source
 from interlock.api.followed_config import follow
+from interlock.api.local_user import local_user
 from interlock.api.messages import Messages
 from interlock.authority.identities import DidRegistry, LocalIdentities
 from interlock.authority.keys import IssuerKeys
@@ -126,12 +125,3 @@ class Authority:
         await self.messages.close()
         await self.engine.close()
         await self._configured.close()
-
-
-def local_user() -> str:
-    """The local user's name, from the kernel's user id. The environment (LOGNAME, USER) can name anybody."""
-    uid = os.getuid()
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

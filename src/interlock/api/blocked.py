@@ -5,12 +5,12 @@ One answer for everything that shows tools: the list of a surface, its record in
 
 from __future__ import annotations
 
-import asyncio
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Protocol
 
 from interlock.call.connector import secret_of
 from interlock.contract.permissions import permissions_of
+from interlock.core.event_loop import give_way
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +99,7 @@ async def callable_tools(parts: Parts, tools: VisibleTools, caller: Caller) -> l
     state = await Blocked.read(parts, tools, caller)
     for place, one in enumerate(await tools.visible(caller), 1):
         if place % _AT_ONCE == 0:
-            await asyncio.sleep(0)  # other tasks get their turn
+            await give_way()  # other tasks get their turn
         denied = await tools.denials.remembered(caller, one)
         if not denied and state.missing(one) is None and parts.availability(one.row) == "AVAILABLE":
             found.append(one)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from interlock.authority.decisions import caller_facts
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
+from interlock.core.event_loop import give_way
 from interlock.core.threads import DEFINITIONS
 from interlock.registry.version import Version
 
@@ -67,7 +67,7 @@ class Denials:
                 denied.add(tool)
             if number % _AT_ONCE == 0 or asked == _ASKED_AT_ONCE:
                 asked = 0
-                await asyncio.sleep(0)
+                await give_way()
         return frozenset(denied)
 
     def every_call(self, caller: Caller, version: Version) -> bool:

@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
-from interlock.api import budgets, requests, waiting
+from interlock.api import requests
 from interlock.api.admission import Admission, Admissions
 from interlock.api.call_records import CallRecords
 from interlock.api.client import CallOptions, Client
 from interlock.api.opening import Opening
 from interlock.api.parts import Parts
-from interlock.api.tools import DEFAULT_LIMIT, Tools
+from interlock.api.requests import DEFAULT_LIMIT
 from interlock.call.phases import Request
 from interlock.core.clock import Clock, Deadline
 from interlock.core.errors import Failure
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from interlock.api.search import SearchAnswer
     from interlock.api.selection import Selections
     from interlock.api.selection_results import Selection, SelectOptions
+    from interlock.api.tools import Tools
     from interlock.api.window import WindowOptions, Windows
     from interlock.authority.identities import DidRegistry
     from interlock.authority.secrets import SecretSource
@@ -131,6 +132,8 @@ class Interlock(Parts):
     @cached_property
     def tools(self) -> Tools:
         """The catalog as callers see it."""
+        from interlock.api.tools import Tools
+
         return Tools(self)
 
     async def search(
@@ -274,6 +277,8 @@ class Interlock(Parts):
         The result is still pending when time is up, and when somebody else has continued the call meanwhile: sent again
         under its idempotency key, it is answered with the outcome.
         """
+        from interlock.api import waiting
+
         return await waiting.wait_for_decision(self, pending, within_s=within_s, poll_s=poll_s)
 
     async def call_with_retries(
@@ -286,6 +291,8 @@ class Interlock(Parts):
         **options: Any,
     ) -> Result:
         """Call a tool as often as its retry policy allows, under one key, until it is clear how the call ended."""
+        from interlock.api import waiting
+
         name, spec = requests.named_tool(tool)
         version = await self.catalog.resolve(name, options.get("version") or spec)
         return await waiting.retry(
@@ -414,11 +421,15 @@ class Interlock(Parts):
 
     async def cost_of(self, task: str, *, tenant: str = "local") -> Cost:
         """The cost of a task: every call made for it, nested ones included, and what was charged to it."""
-        return await self.journal.read(lambda reader: budgets.task_cost(reader, task, tenant=tenant))
+        from interlock.api.budgets import task_cost
+
+        return await self.journal.read(lambda reader: task_cost(reader, task, tenant=tenant))
 
     async def charge(self, task: str, *, part: str, amount: float, session: str = "", key: str) -> None:
         """Add what a task used besides calls (llm_inference, retrieval) to its cost. The same key counts once."""
-        await budgets.charge(self, task, part=part, amount=amount, session=session, key=key, by=self.caller)
+        from interlock.api.budgets import charge
+
+        await charge(self, task, part=part, amount=amount, session=session, key=key, by=self.caller)
 
     # The context window of a model
 

@@ -52,7 +52,7 @@ def unsigned_tail(path: Path, *, accept_because: str | None = None) -> Json:
 
     `fault` is why a start refuses them; without one there is nothing to accept.
     """
-    from interlock.api.authority import local_user
+    from interlock.api.local_user import local_user
     from interlock.audit.tail import accept
     from interlock.audit.tail import unsigned_tail as look
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from interlock.contract.declare import Tool
     from interlock.data.schema import Json
 
+# How many tools a search returns, where nothing else is asked.
+DEFAULT_LIMIT = 10
+
 
 def make_request(
     tool: str | Tool[..., Any], arguments: Mapping[str, Any] | None = None, /, *, caller: Caller, **options: Any

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -10,22 +9,25 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 import orjson
 
+from interlock.api.requests import DEFAULT_LIMIT
 from interlock.api.searchable import Searchable, Surface, Visible, entries_of
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
+from interlock.core.event_loop import Exclusive
 from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS, WALKS
 from interlock.data.schema import Json
 from interlock.registry.version import Version
 
 if TYPE_CHECKING:
+    import asyncio
+
     from interlock.api.denials import Denials
     from interlock.api.parts import Parts
     from interlock.api.tool_vectors import VectorPlace
     from interlock.search.embedders import Embedder
     from interlock.search.index import By, Floats, Hit, Index
 
-DEFAULT_LIMIT: Final = 10
 MOST_FOUND: Final = 1000
 # A search waits for the vectors of new tools if they are few, and no longer than this.
 _FEW: Final = 200
@@ -85,7 +87,7 @@ class Search:
     def __init__(self, parts: Parts, visible: Visible, denials: Denials) -> None:
         self._parts = parts
         self._tools = Searchable(parts, visible, denials)
-        self._opening = asyncio.Lock()
+        self._opening = Exclusive()
         self._opened = False
         self._index: Index = cast("Index", None)
         self._embedder: Embedder | None = None
@@ -213,7 +215,7 @@ class Search:
             return (await self._parts.authority.secret_texts(name))[0] if name else None
 
         table = await table_of(self._parts)
-        if table is not None or await DEFINITIONS.run(_needs_encoder, settings.search_encoder):
+        if table is not None or await DEFINITIONS.run(needs_encoder, settings.search_encoder):
             from interlock.search.embedders import opened
 
             self._embedder = await opened(settings.search_encoder, home, key, apart=table is not None)
@@ -252,6 +254,8 @@ class Search:
             tools = [(tool, surface.versions[tool]) for tool in missing if tool in surface]
             self._embedding = self._parts.supervisor.spawn("vectors of tools", self._embed(tools, width))
         if len(missing) <= _FEW:
+            import asyncio
+
             await asyncio.wait({self._embedding}, timeout=_WAIT_S)
 
     async def _embed(self, tools: Sequence[tuple[str, Version]], width: int) -> None:
@@ -274,7 +278,7 @@ class Search:
                 await self._place.put([some[place][0] for place in missing], new, vectors)
 
 
-def _needs_encoder(setting: str) -> bool:
+def needs_encoder(setting: str) -> bool:
     """Whether vectors come from elsewhere than the table of this package: only then are encoders and clients loaded."""
     from interlock.search.packaged import installed
 

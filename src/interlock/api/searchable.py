@@ -6,7 +6,6 @@ kept: in the index, and for each caller. Where it is not known what a change was
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ import orjson
 from interlock.api.apps import is_for_apps
 from interlock.authority.decisions import caller_facts
 from interlock.call.context import Caller
+from interlock.core.event_loop import Exclusive
 from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS
 from interlock.registry.version import Version
@@ -91,7 +91,7 @@ class Searchable:
         self._denials = denials
         self._surfaces: OrderedDict[tuple[object, ...], Surface] = OrderedDict()
         self._allowed: OrderedDict[tuple[object, ...], _Allowed] = OrderedDict()
-        self._filling = asyncio.Lock()
+        self._filling = Exclusive()
         # The state of the registry up to which the index has lost what is gone.
         self._swept = -1
         # The ids in the index of each tool, and by each name of a tool, with and without namespace or version.

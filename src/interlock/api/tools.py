@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 from interlock.api.blocked import Blocked, credentials_of
 from interlock.api.denials import Denials
 from interlock.api.exclusions import Exclusions
-from interlock.api.search import DEFAULT_LIMIT, Search, SearchAnswer
+from interlock.api.requests import DEFAULT_LIMIT
+from interlock.api.search import Search, SearchAnswer
 from interlock.call.context import Caller
 from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure

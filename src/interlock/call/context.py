@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -198,6 +197,8 @@ class Context(CallContext):
         self.costs = FREE
         self.failed_below: Exception | None = None
         self._cancelled = False
+        import asyncio  # what reads a data directory at rest has callers, and makes no context
+
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
@@ -275,6 +276,8 @@ class Context(CallContext):
             # Waiting here would block the loop, which could then never save it.
             raise Failure("E3308", "an async tool saves with `await context.checkpoint(…)`")
         else:
+            import asyncio
+
             asyncio.run_coroutine_threadsafe(self.checkpoint(label, state), self._loop).result()
 
     def effect(self, resource: str, operation: Operation, *, before: Any = None, after: Any = None) -> None:

@@ -9,7 +9,6 @@ as a `FastRead` that carries the grant.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -24,6 +23,9 @@ from interlock.contract.standard.states import FAST_PATH_STATES, Trail
 from interlock.core.clock import Deadline
 from interlock.core.record import NamedTuple, dataclass, record, step
 from interlock.data.schema import Fault, Json
+
+if TYPE_CHECKING:
+    import asyncio
 
 Source = Literal["compute", "replay", "preview", "cache", "synthetic"]
 ToolOperation = Literal["invoke", "preview", "compensate"]

@@ -1,4 +1,4 @@
-"""`interlock tools select`, `train-router`, `evaluate` and `recommend`: tools for requests."""
+"""`interlock tools search`, `select`, `train-router`, `evaluate` and `recommend`: tools for requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from interlock.cli.command import acting, as_holder, at_server, over_home, without_vector_threads
+from interlock.cli.command import acting, as_holder, at_rest, at_server, lean_vectors, over_home
 from interlock.cli.completion import tool_names
 from interlock.cli.output import Output
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
+    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,6 +33,77 @@ def _preferring(command: F) -> F:
     for option in reversed(_PREFERENCES):
         command = option(command)
     return command
+
+
+async def _search_at_server(server: Server, out: Output, /, words: tuple[str, ...], limit: int, by: str) -> int:
+    page = await server.get("/v1/tools", q=" ".join(words), limit=min(limit, 500), by=by)
+    documents = [
+        {"tool": one["tool_id"], **{name: one[name] for name in ("version", "mutation_class", "description", "score")}}
+        for one in page["tools"]
+    ]
+    # Of a caller with a surface, tools that are not loaded.
+    facts = {"version": "", "mutation_class": "deferred"}
+    documents += [
+        {"tool": one["tool_id"], **facts, "description": one["search_hint"] or "", "score": one["score"]}
+        for one in page["deferred"]
+    ]
+    documents.sort(key=lambda one: -one["score"])
+    return _answer_found(out, documents, {name: page[name] for name in ("by", "note", "outcome", "pending")})
+
+
+def _search_at_rest(reader: Reader, out: Output, /, words: tuple[str, ...], limit: int, by: str) -> int | None:
+    from interlock.api.parts_at_rest import search as find
+
+    lean_vectors()
+    found = find(reader, out.session.path, " ".join(words), limit, by)
+    return None if found is None else _answer_found(out, [one.document() for one in found], found.facts())
+
+
+@click.command()
+@at_server(_search_at_server)
+@at_rest(_search_at_rest)
+@click.argument("words", nargs=-1, required=True)
+@click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many at most.")
+@click.option(
+    "--by",
+    type=click.Choice(("words", "meaning", "both")),
+    default="both",
+    show_default=True,
+    help="What counts: words, their meaning, or both.",
+)
+@as_holder
+@over_home
+async def search(app: Interlock, out: Output, /, words: tuple[str, ...], limit: int, by: str, token: str | None) -> int:
+    """Find tools by what they do, best first.
+
+    Words of names, descriptions and parameters count, and what they mean: "tell a customer" finds a tool that sends
+    mail. Only tools that the caller may use are found. Search for one step of a task at a time.
+
+    \b
+    interlock tools search balance
+    interlock tools search "tell a customer that the parcel is late" --limit 5
+    """
+    lean_vectors()
+    caller = await acting(app, token)
+    found = await app.search(" ".join(words), limit=limit, by=by, caller=caller)
+    return _answer_found(out, [one.document() for one in found], found.facts())
+
+
+def _answer_found(out: Output, documents: list[Json], facts: Json) -> int:
+    def show(page: Page) -> None:
+        if facts["note"]:
+            page.line(f"searched by {facts['by']}: {facts['note']}")
+        for one in facts["pending"]:
+            page.line(f"{one['server']} may have more: it is {one['state']}")
+        if not documents:
+            page.line("no tool fits; see them all: interlock tools list")
+            return
+        columns = ("tool", "version", "mutation_class", "description")
+        rows = [[str(one[column]).splitlines()[0] for column in columns] for one in documents]
+        page.table(rows, ("tool", "version", "changes", "what it does"))
+
+    out.answer({"tools": documents, **facts}, show)
+    return 0
 
 
 async def _select_at_server(server: Server, out: Output, /, words: tuple[str, ...], **options: Any) -> int:
@@ -55,7 +127,7 @@ async def select(app: Interlock, out: Output, /, words: tuple[str, ...], token: 
     interlock tools select "how much is in the cash account"
     interlock tools select "post 250 to cash" --json
     """
-    without_vector_threads()
+    lean_vectors()
     made = await app.select(" ".join(words), caller=await acting(app, token), door="cli", **options)
     return _answer(out, made.document())
 

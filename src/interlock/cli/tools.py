@@ -11,14 +11,10 @@ import click
 
 from interlock.cli import admission, retirement, selection, window
 from interlock.cli.command import (
-    acting,
-    as_holder,
     at_rest,
     at_server,
     looking,
-    over_home,
     reading,
-    without_vector_threads,
 )
 from interlock.cli.completion import tool_names
 from interlock.cli.output import Output, Session
@@ -45,7 +41,7 @@ def tools() -> None:
 
 for _command in (
     admission.add, admission.test, retirement.deprecate, retirement.quarantine, retirement.release,
-    window.cost, window.affordances, window.schema, selection.select,
+    window.cost, window.affordances, window.schema, selection.search, selection.select,
     selection.train_router, selection.evaluate, selection.recommend,
 ):  # fmt: skip
     tools.add_command(_command)
@@ -161,68 +157,6 @@ def _show_none(page: Page, session: Session) -> None:
         return
     page.line("no tools yet; add some: interlock tools add FILE.py")
     page.facts([("home", str(session.path.absolute()))])
-
-
-async def _search_at_server(server: Server, out: Output, /, words: tuple[str, ...], limit: int, by: str) -> int:
-    page = await server.get("/v1/tools", q=" ".join(words), limit=min(limit, 500), by=by)
-    documents = [
-        {"tool": one["tool_id"], **{name: one[name] for name in ("version", "mutation_class", "description", "score")}}
-        for one in page["tools"]
-    ]
-    # Of a caller with a surface, tools that are not loaded.
-    facts = {"version": "", "mutation_class": "deferred"}
-    documents += [
-        {"tool": one["tool_id"], **facts, "description": one["search_hint"] or "", "score": one["score"]}
-        for one in page["deferred"]
-    ]
-    documents.sort(key=lambda one: -one["score"])
-    return _answer_search(out, documents, {name: page[name] for name in ("by", "note", "outcome", "pending")})
-
-
-@tools.command()
-@at_server(_search_at_server)
-@click.argument("words", nargs=-1, required=True)
-@click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many at most.")
-@click.option(
-    "--by",
-    type=click.Choice(("words", "meaning", "both")),
-    default="both",
-    show_default=True,
-    help="What counts: words, their meaning, or both.",
-)
-@as_holder
-@over_home
-async def search(app: Interlock, out: Output, /, words: tuple[str, ...], limit: int, by: str, token: str | None) -> int:
-    """Find tools by what they do, best first.
-
-    Words of names, descriptions and parameters count, and what they mean: "tell a customer" finds a tool that sends
-    mail. Only tools that the caller may use are found. Search for one step of a task at a time.
-
-    \b
-    interlock tools search balance
-    interlock tools search "tell a customer that the parcel is late" --limit 5
-    """
-    without_vector_threads()
-    caller = await acting(app, token)
-    found = await app.search(" ".join(words), limit=limit, by=by, caller=caller)
-    return _answer_search(out, [one.document() for one in found], found.facts())
-
-
-def _answer_search(out: Output, documents: list[Json], facts: Json) -> int:
-    def show(page: Page) -> None:
-        if facts["note"]:
-            page.line(f"searched by {facts['by']}: {facts['note']}")
-        for one in facts["pending"]:
-            page.line(f"{one['server']} may have more: it is {one['state']}")
-        if not documents:
-            page.line("no tool fits; see them all: interlock tools list")
-            return
-        columns = ("tool", "version", "mutation_class", "description")
-        rows = [[str(one[column]).splitlines()[0] for column in columns] for one in documents]
-        page.table(rows, ("tool", "version", "changes", "what it does"))
-
-    out.answer({"tools": documents, **facts}, show)
-    return 0
 
 
 async def _show_at_server(server: Server, out: Output, /, tool: str, standard: bool) -> int:

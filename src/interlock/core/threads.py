@@ -12,16 +12,19 @@ loop computes. It costs throughput, because threads switch more often, so it is 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cached_property, partial
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from interlock.core.event_loop import running_loop
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -69,15 +72,19 @@ class Threads:
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
+        from concurrent.futures import ThreadPoolExecutor  # a command that reads at once starts no thread
+
         return ThreadPoolExecutor(self._most, thread_name_prefix=self.name)
 
     def _forget(self) -> None:
         self.__dict__.pop("_pool", None)
 
     async def run(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Do some work on a thread of this pool, in the context of the caller."""
-        run = partial(copy_context().run, work, *args, **named)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, run)
+        """Do some work on a thread of this pool, in the context of the caller; at once where no event loop runs."""
+        loop = running_loop()
+        if loop is None:
+            return work(*args, **named)
+        return await loop.run_in_executor(self._pool, partial(copy_context().run, work, *args, **named))
 
 
 class Computing(Threads):

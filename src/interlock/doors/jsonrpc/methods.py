@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.listing import LEADS, Wanted, moment
-from interlock.api.search import DEFAULT_LIMIT, MOST_FOUND
+from interlock.api.search import MOST_FOUND
 from interlock.api.service import Ask, Service
+from interlock.api.tools import DEFAULT_LIMIT
 from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.core.turns import Turn

@@ -1,9 +1,10 @@
 """Zygotes as the supervisor holds them, and the spare children that make a call cost less than a millisecond.
 
 Starting a zygote takes a good part of a second, forking a child from it some milliseconds, most of them in the kernel:
-namespaces, mounts, cgroups. None of that has to happen while a caller waits. For every shape of call in use a few
-children are therefore ready, confined and idle; a call takes one, and another is made once the call is over. A child
-serves one call. A zygote serves a bounded number of them, because its children share its memory layout and hash seed.
+namespaces, mounts, cgroups. None of that has to happen while a caller waits. For every shape that was called twice, a
+few children are therefore ready, confined and idle; a call takes one, and another is made once the call is over. A
+child serves one call. A zygote serves a bounded number of them, because its children share its memory layout and hash
+seed.
 
 All blocking work is done by a few named threads; the event loop only ever takes from a deque.
 
@@ -38,7 +39,7 @@ from interlock.executors.sandbox.child import Child, ChildEvidence, IsolationErr
 from interlock.executors.sandbox.job import Mount
 
 PLAIN = ("collections", "datetime", "math", "re", "typing")
-HEAVY = (*PLAIN, "asyncio", "decimal", "interlock.executors.function")
+HEAVY = (*PLAIN, "asyncio", "decimal", "interlock.executors.function", "interlock.executors.sandbox.ready_tool")
 USER = 231072  # a user that no account of the host has
 THREADS = 4
 SHAPES = 4
@@ -255,6 +256,7 @@ class _Ready:
     """The spare children of one shape, and the waiting calls."""
 
     shape: Shape
+    calls: int = 0
     children: deque[Child] = field(default_factory=deque[Child])
     waiting: deque[asyncio.Future[Child]] = field(default_factory=deque["asyncio.Future[Child]"])
     coming: int = 0
@@ -289,6 +291,7 @@ class Zygotes:
             raise IsolationError("the sandbox is closed")
         ready = self._ready.setdefault(shape.key, _Ready(shape))
         self._ready.move_to_end(shape.key)
+        ready.calls += 1
         self._forget_old_shapes()
         child = next((one for one in _drained(ready.children) if self._lives(one)), None) or await self._awaited(ready)
         self._busy[id(child)] = (child, shape)
@@ -323,9 +326,13 @@ class Zygotes:
             self._fill(self._ready[shape.key])
 
     def _fill(self, ready: _Ready) -> None:
-        """Start as many children as are waited for and missing."""
+        """Start as many children as are waited for and missing.
+
+        A shape has spares from its second call on: most commands, and each probe of the isolation, make one.
+        """
         loop = asyncio.get_running_loop()
-        while len(ready.children) + ready.coming < self._spares + len(ready.waiting):
+        spares = self._spares if ready.calls > 1 else 0
+        while len(ready.children) + ready.coming < spares + len(ready.waiting):
             ready.coming += 1
             made = loop.run_in_executor(self._births, self._make, ready.shape)
             self._making.add(made)

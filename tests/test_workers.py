@@ -25,6 +25,7 @@ import pytest
 from tests import workers
 
 PLACE = Path(__file__).parent
+COLLECTS = os.getpid()
 
 def note(word):
     with open(PLACE / "notes", "a") as file:
@@ -35,6 +36,10 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     workers.configure(config)
+
+def pytest_runtest_logreport(report):
+    if report.failed and os.getpid() == COLLECTS:
+        note("heard-of-a-failure")
 
 @pytest.fixture(scope="session", autouse=True)
 def whole_session(tmp_path_factory):
@@ -208,8 +213,7 @@ def test_many(shared, number): note("test")
 def test_after_as_many_failures_as_were_allowed_no_other_test_begins(project: Project) -> None:
     project.write(test_one=FAILS_FIRST, test_two="""
         def test_waits():
-            while not os.path.exists(PLACE / "notes"): time.sleep(0.01)
-            time.sleep(0.3)
+            while "heard-of-a-failure" not in (PLACE / "notes").read_text(): time.sleep(0.01)
         @pytest.mark.parametrize("number", range(100))
         def test_many(number): note("test")
     """)  # fmt: skip
@@ -265,7 +269,7 @@ def test_workers_end_with_the_process_that_started_them(
         ("def test_stops(request): request.session.shouldstop = 'enough'", pytest.ExitCode.INTERRUPTED, "enough"),
         ("def pytest_of_nothing(): ...", pytest.ExitCode.NO_TESTS_COLLECTED, "no tests ran"),
         ("import nothing_of_this_name", pytest.ExitCode.INTERRUPTED, "1 error"),
-        ("thread = threading.Thread(target=time.sleep, args=[1]); thread.start()\ndef test_one(): ...",
+        ("thread = threading.Thread(target=time.sleep, args=[1000], daemon=True); thread.start()\ndef test_one(): ...",
          pytest.ExitCode.INTERNAL_ERROR, "2 threads run after the collection"),
         ("def test_one(): atexit.register(note, 'at exit')", pytest.ExitCode.OK, "1 passed"),
         ("def test_one(tmp_path): assert 'worker0' in str(tmp_path)", pytest.ExitCode.OK, "1 passed"),

@@ -343,21 +343,29 @@ async def test_an_error_inside_tells_nothing_of_itself(app: Interlock, caplog: p
 ENDED = {("timed_out", "E3402"), ("canceled", "E3703")}
 
 
-async def late(attempt: Awaitable[Any], world: World) -> None:
-    """An RPC runs out of time, and so do its call and its tool."""
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await attempt
-    assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    await until(world.closed)
-    (record,) = world.closed()
-    assert (record["states"][-1], record["error_code"]) in ENDED
+async def late(attempt: Callable[[float], Awaitable[Any]], world: World) -> None:
+    """An RPC runs out of time, and so do its call and its tool.
+
+    On a busy machine its time may be over before the tool has begun. Then another one has more of it.
+    """
+    attempts = 0
+    for timeout_s in (2.0, 10.0, 50.0):
+        attempts += 1
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await attempt(timeout_s)
+        assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        if stage.entered.is_set():
+            break
     await until(lambda: stage.cancelled == 1)
+    await until(world.closed)
+    assert 1 <= len(world.closed()) <= attempts
+    assert {(record["states"][-1], record["error_code"]) for record in world.closed()} <= ENDED
 
 
 @OPS_04
 @pytest.mark.proves("LIFE-10")
 async def test_the_clients_deadline_ends_the_call_and_the_tool(world: World) -> None:
-    await late(world.invoke("long.waits", timeout=2), world)
+    await late(lambda timeout_s: world.invoke("long.waits", timeout=timeout_s), world)
 
 
 @OPS_04
@@ -374,9 +382,12 @@ async def test_a_tool_has_no_more_time_than_the_clients_deadline_leaves(world: W
 
 @OPS_04
 async def test_a_stream_has_a_deadline_too(world: World) -> None:
-    stream = world.stub.Run(None, metadata=world.bearer, timeout=2)
-    await stream.write(wire.RunRequest(start=wire.InvokeRequest(tool_id="long.waits")))
-    await late(events(stream), world)
+    async def attempt(timeout_s: float) -> None:
+        stream = world.stub.Run(None, metadata=world.bearer, timeout=timeout_s)
+        await stream.write(wire.RunRequest(start=wire.InvokeRequest(tool_id="long.waits")))
+        await events(stream)
+
+    await late(attempt, world)
 
 
 @pytest.mark.supports("LIFE-15")

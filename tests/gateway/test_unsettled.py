@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest_asyncio
 
 from interlock import BatchPolicy, Context, Effect, Failure, Interlock, Preview, tool
 from interlock.gateway import reconcile
 from interlock.telemetry.alerts import Alert
+from interlock.testing import FakeClock
 from tests import sample
 from tests.sample import flaky
 from tests.support.calls import admit
 
 
-async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(app: Interlock) -> None:
+@pytest_asyncio.fixture
+async def timed(home: Path) -> AsyncGenerator[tuple[Interlock, FakeClock]]:
+    """A data directory whose time passes when a test says so."""
+    clock = FakeClock()
+    async with Interlock.open(home, clock=clock.clock) as app:
+        yield app, clock
+
+
+async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(
+    timed: tuple[Interlock, FakeClock],
+) -> None:
+    app, clock = timed
     begun = asyncio.Event()
 
     @tool(
@@ -55,7 +71,11 @@ async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(app
     begun.clear()
     both = [app.request("demo.fall", {}), app.request("demo.strand", {"name": "sibling"}, key="sibling")]
     results = await app.batch(both, BatchPolicy(sibling_failure="cancel_siblings"))
-    below = await app.call("demo.over")
+    begun.clear()
+    over_it = asyncio.create_task(app.call("demo.over"))
+    await begun.wait()
+    clock.advance(2)
+    below = await over_it
     sibling = results[1]
     again = await app.call("demo.strand", name="sibling", key="sibling")
     assert again.error is not None

@@ -27,7 +27,7 @@ def no_process_is_left() -> Generator[None]:
     assert children() <= before
 
 
-def gone(pid: int, within_s: float = 10.0) -> bool:
+def gone(pid: int, within_s: float = 60.0) -> bool:
     """Whether a process ends in that time; exact, without looking again and again."""
     try:
         handle = os.pidfd_open(pid)

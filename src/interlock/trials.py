@@ -36,8 +36,8 @@ from interlock.gateway.invoke import Gateway
 from interlock.registry.admission import UNPROVEN, TrialEvidence
 
 Run = Callable[[Request], Awaitable[Result]]
-# Circuit breaker open, upstream unavailable, timed out, rate limit.
-_PASSING = frozenset({"E3501", "E3502", "E3503", "E3504"})
+# No answer in the call's time, circuit breaker open, upstream unavailable, timed out, rate limit.
+_PASSING = frozenset({"E3402", "E3501", "E3502", "E3503", "E3504"})
 # Characters of each value that is quoted where an undo did not restore it.
 MOST_QUOTED = 200
 # Makes the latest read by a step of a recipe again: its answer then, and its answer now; None if there was none.

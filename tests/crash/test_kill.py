@@ -17,6 +17,7 @@ from interlock.api.service import Service
 from interlock.audit.chain import verify
 from interlock.contract.standard import ToolResult
 from interlock.data.canonical import digest
+from interlock.gateway.reconcile import reconcile
 from interlock.store.homes import home_at
 from interlock.telemetry.alerts import Alert
 from tests.crash.counter import effects, mark, wait
@@ -186,6 +187,30 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_whoever_opens_
             about: dict[str, Any] = result["error"]
             assert (result["invocation_id"], result["status"], about["error_code"]) == (intent, "failed", "E3409")
             assert (about["retryable"], about["details"]["outcome"]) == (False, "unknown")
+
+
+@pytest.mark.proves("AUDIT-01")
+async def test_a_call_that_is_tried_again_after_a_kill_leaves_a_closing_record_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, lines = tmp_path / "home", tmp_path / "effects"
+    await prepare(home, mark)
+    await die_in_a_write(home, lines, "a")
+    async with Interlock.open(home, housekeeping=False) as app:
+        app.catalog.attach(mark)
+        ((intent,),) = app.journal.reader.all("SELECT call FROM journal WHERE kind = 'intent'")
+        again = [await app.call("demo.mark", {"name": "a"}, key="key-a", session="a") for _ in range(2)]
+        assert [one.error and one.error.code for one in again] == ["E3409", "E3409"], "its key is blocked"
+        await app.journal.commit(lambda _: None)
+        closed = records(app)
+        assert [one["call"] for one in closed] == [intent, *(one.invocation_id for one in again)]
+        assert all(one.keys() >= FIELDS and one["idempotencyKey"] == "key-a" for one in closed)
+        # A person says that it did not happen. Then it runs, and that is one record more.
+        await reconcile(app.journal, app.caller, intent, seal=app.gateway.storage.outcomes.seal, happened=False)
+        monkeypatch.setenv("EFFECTS", str(lines))
+        result = await app.call("demo.mark", {"name": "a"}, key="key-a", session="a")
+        assert (result.ok, [one["call"] for one in records(app)][3:]) == (True, [result.invocation_id])
+    assert effects(str(lines)) == ["a", "a"]
 
 
 # What is on record of it

@@ -13,13 +13,14 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from interlock import BatchPolicy, Caller, Hook, HookResult
+from interlock import BatchPolicy, Caller, Failure, Hook, HookResult
 from interlock.api.service import Service
 from interlock.contract.standard import ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as messages
+from tests import sample
 from tests.gateway import isolated_tools as cell
 from tests.support.answers import Wish, typed_refusal
-from tests.support.calls import admit, until
+from tests.support.calls import FIELDS, admit, until
 from tests.support.identities import did_of
 from tests.support.lifecycles import Place, opened
 from tests.support.wires import DOORS, WIRES
@@ -114,6 +115,36 @@ async def test_a_call_in_the_background_stores_one_result_whatever_happens_to_it
         await _check(place, call, outcome, door)
         stored = place.app.journal.reader.all("SELECT ref FROM payload WHERE call = ?", (call,))
         assert stored == [(f"background:{call}",)]
+
+
+@pytest.mark.proves("AUDIT-01")
+async def test_a_call_that_is_tried_again_leaves_one_closing_record_for_each_try(place: Place) -> None:
+    """After a failure that may be tried again, as a replay, and with another input, which is refused."""
+    for door in DOORS:
+        before = len(place.events)
+        sample.flaky.failures = [Failure("E3502")]
+        for name, expected in (("a", "E3502"), ("a", None), ("a", None), ("b", "E3306")):
+            heard = await place.rows[door].heard(Wish("demo.unsteady", {"name": name}, key=f"again-{door}"))
+            assert (None if heard.envelope is None else heard.failure["error_code"]) == expected, door
+        await place.last()
+        tries = list(dict.fromkeys(one.invocation_id for one in place.events[before:] if one.invocation_id))
+        closed = [one for one in place.records("closed") if one["call"] in tries]
+        assert [one["call"] for one in closed] == tries, "one record for each, in the order in which they ended"
+        about = [(one["status"], one.get("error_code"), one["source"]) for one in closed]
+        assert about == [
+            ("ERROR", "E3502", "compute"), ("SUCCESS", None, "compute"), ("SUCCESS", None, "replay"),
+            ("ERROR", "E3306", "compute"),
+        ]  # fmt: skip
+        assert all(one.keys() >= FIELDS and one["idempotencyKey"] == f"again-{door}" for one in closed)
+        assert closed[2]["replayOf"] == tries[1]
+    # The retries that a caller leaves to Interlock are calls of their own as well.
+    before = len(place.records("closed"))
+    sample.flaky.failures = [Failure("E3502", retry_after_ms=1), Failure("E3502", retry_after_ms=1)]
+    assert (await place.app.call_with_retries("demo.unsteady", {"name": "a"}, key="by-itself")).ok
+    await place.last()
+    tries = [one["call"] for one in place.records("closed")[before:]]
+    assert len(tries) == len(set(tries)) == 3
+    assert sum(one["call"] in tries for one in place.records("closed")) == 3
 
 
 SIBLING = ["tool.invocation.canceled", "tool.result.created"]

@@ -293,11 +293,7 @@ async def test_a_hook_is_given_no_more_time_than_its_call_has_left(
         assert given[1] < given[0], "what the hooks before and the tool took is gone"
 
 
-@pytest.mark.part_of(
-    "LIFE-10",
-    rest="the wall time of the answer at every wire, and of a program and an upstream: it is measured for functions "
-    "that are called through the library",
-)
+@pytest.mark.proves("LIFE-10")
 async def test_on_a_machine_with_time_for_it_the_answer_comes_within_a_tenth_of_a_second(slow: Interlock) -> None:
     """One try of many in which nothing else kept the machine busy is enough, and is what the clause speaks of."""
     late_ms: list[float] = []

@@ -7,6 +7,7 @@ from interlock.core.errors import Failure
 from interlock.core.threads import INPUTS
 from interlock.data.bounds import LARGE_INPUT
 from interlock.gateway.failure_log import FailureLog
+from interlock.resilience.retry import RESERVED
 
 
 async def clean_failure(failure_log: FailureLog, call: Call, failure: Failure) -> Failure:
@@ -14,6 +15,17 @@ async def clean_failure(failure_log: FailureLog, call: Call, failure: Failure) -
     if len(call.model_input) <= LARGE_INPUT and len(failure.message) <= LARGE_INPUT:
         return failure_log.redact_and_log(call, failure)
     return await INPUTS.run(failure_log.redact_and_log, call, failure)
+
+
+def at_deadline(call: Call, failure: Failure, now: float) -> Failure:
+    """Return E3402 for a connector that waited in vain until the call's deadline, or until what was left of it was too
+    short for another attempt. An upstream's own statement, such as status 504, stays what it is.
+    """
+    if failure.code != "E3503" or failure.native_error_ref is not None:
+        return failure
+    if call.deadline - now > RESERVED * (call.deadline - call.started):
+        return failure
+    return Failure("E3402", f"{call.ref} ran out of time: {failure.message}", details=failure.details)
 
 
 def tool_failure(writes: bool, ref: str, error: BaseException) -> Failure:

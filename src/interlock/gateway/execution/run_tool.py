@@ -17,7 +17,7 @@ from interlock.executors.site import Site, make_executors
 from interlock.gateway.checkpoints import CheckpointWriter
 from interlock.gateway.execution.active_calls import GRACE_S, ActiveCalls
 from interlock.gateway.execution.cancellation import Cancellation
-from interlock.gateway.execution.clean_failure import clean_failure, tool_failure
+from interlock.gateway.execution.clean_failure import at_deadline, clean_failure, tool_failure
 from interlock.gateway.execution.credentials import Credentials
 from interlock.gateway.execution.late import LateOutcomes
 from interlock.gateway.execution.tool_context import narrowed
@@ -122,6 +122,7 @@ class ToolRunner:
             if call.more.why is not None and call.more.scope is not None:
                 await self._await_late(granted)
             call.extend().borrowed = context is not None and failure is context.failed_below
+            failure = at_deadline(call, failure, self._clock.monotonic())
             await self._credentials.note_limit(call, failure)
             raise await clean_failure(self._failure_log, call, failure) from failure
         except asyncio.CancelledError:

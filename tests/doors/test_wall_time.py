@@ -31,7 +31,7 @@ Json = dict[str, Any]
 Target = tuple[str, Json]
 ALLOWED_MS = 1000
 LATEST_MS = 100
-TRIES = 20
+TRIES = 60
 READ_ONLY: Json = {"mutation_class": "read_only", "timeout_default": 1}
 
 

@@ -70,6 +70,8 @@ LOADED = (
     "interlock.api.doctor.journal", "interlock.api.doctor.keys", "interlock.api.doctor.machine",
     "interlock.api.doctor.policy", "interlock.api.doctor.tools", "interlock.api.config_check", "interlock.api.packages",
     "interlock.authority.policy_check", "interlock.authority.rule_warnings", "interlock.store.postgres.vectors",
+    # Of searches.
+    "interlock.api.tool_vectors", "interlock.search.index", "interlock.search.packaged", "numpy",
     # Of servers, but for gRPC: it reads what it shall log from the environment when it is loaded.
     "interlock.doors.operations", "interlock.doors.mcp.stdio", "anyio._backends._asyncio", "packaging.requirements",
     "uvloop", "google.protobuf.descriptor_pb2", "google.protobuf.json_format", "google.protobuf.struct_pb2",

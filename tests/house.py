@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.support.source import parse, statements, statements_in
+from tests.support.source import nodes_of, parse, statements, statements_in
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "interlock"
@@ -168,12 +168,11 @@ def comparisons_with(attribute: str, names: Iterable[str]) -> list[str]:
     names = frozenset(names)
     found: list[str] = []
     for module in modules().values():
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Compare):
-                sides = (node.left, *node.comparators)
-                constants = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
-                if constants & names and any(_is_named(side, attribute) for side in sides):
-                    found.append(f"{module.name}:{node.lineno}")
+        for node in nodes_of(module.tree, ast.Compare):
+            sides = (node.left, *node.comparators)
+            constants = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
+            if constants & names and any(_is_named(side, attribute) for side in sides):
+                found.append(f"{module.name}:{node.lineno}")
     return found
 
 
@@ -240,7 +239,7 @@ def mutable_state(*, explained: bool = False) -> list[str]:
 
 def synchronous_reads(module: Module) -> int:
     """How often a module uses the store's synchronous reader, `journal.reader`, or an attribute that it keeps it in."""
-    names = [node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
+    names = [node.attr for node in nodes_of(module.tree, ast.Attribute)]
     return names.count("reader") + names.count("_reader") if "reader" in names else 0
 
 
@@ -282,20 +281,19 @@ def names() -> Iterator[tuple[str, str]]:
 def constants() -> Iterator[tuple[str, str]]:
     """The names of constants of modules and classes, each with its module."""
     for module in modules().values():
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id.isupper():
+        for node in nodes_of(module.tree, ast.Name):
+            if isinstance(node.ctx, ast.Store) and node.id.isupper():
                 yield node.id, f"{module.name}:{node.lineno}: {node.id}"
 
 
 def _names(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Names of local variables do not count: a few lines explain them."""
-    for node in ast.walk(tree):
+    yield from ((node.arg, node.lineno) for node in nodes_of(tree, ast.arg))
+    attributes = nodes_of(tree, ast.Attribute)
+    yield from ((node.attr, node.lineno) for node in attributes if isinstance(node.ctx, ast.Store))
+    for node in (tree, *statements(tree)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name, node.lineno
-        elif isinstance(node, ast.arg):
-            yield node.arg, node.lineno
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr, node.lineno
         if isinstance(node, ast.Module | ast.ClassDef):
             for one in node.body:
                 targets = one.targets if isinstance(one, ast.Assign) else []
@@ -323,14 +321,14 @@ def _texts(module: Module) -> Iterator[ast.Constant]:
     """The constants of a module, with docstrings only where people read them: as help, as reference, in an editor."""
     docstrings = {id(node) for _, node in docstrings_of(module)}
     helps = any(is_within(module.name, f"{PACKAGE}.{one}") for one in PUBLIC)
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Constant) and (helps or id(node) not in docstrings):
+    for node in nodes_of(module.tree, ast.Constant):
+        if helps or id(node) not in docstrings:
             yield node
 
 
 def docstrings_of(module: Module) -> Iterator[tuple[str, ast.Constant]]:
     """The docstrings of a module, its classes and functions."""
-    for node in ast.walk(module.tree):
+    for node in (module.tree, *statements(module.tree)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not node.body:
             continue
         first = node.body[0]

@@ -82,6 +82,8 @@ def _read(path: str) -> bytes:
 def _descriptors() -> dict[str, object]:
     found: dict[str, object] = {}
     for number in os.listdir("/proc/self/fd"):
+        if int(number) in surroundings.shared_descriptors:
+            continue
         with suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{number}")
             if not target.startswith(tuple(LIBRARY_FILES)):

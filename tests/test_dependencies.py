@@ -9,7 +9,7 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-from tests.support.source import parse
+from tests.support.source import called, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "explanation" / "dependencies.md"
@@ -41,7 +41,7 @@ def _imported() -> set[str]:
                 names = [one.name for one in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module is not None:
                 names = [node.module]
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.util.find_spec":
+            elif isinstance(node, ast.Call) and called(node) == "importlib.util.find_spec":
                 names = [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
             else:
                 continue

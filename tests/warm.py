@@ -6,6 +6,9 @@ database at hand, so that a new data directory needs no migration. What only a f
 variables) cannot be tested this way and is refused; `tests.cli.conftest.INTERLOCK` starts one.
 
 `run` waits for the end of a command. `start` does not, for servers and commands that a test sends signals to.
+
+Each worker has such a process of its own. In a whole run they are forked off one, which is started while the tests are
+collected (`Shared`); another one, forked off it, has loaded more, for the programs of `tests/support/forked.py`.
 """
 
 from __future__ import annotations
@@ -39,9 +42,11 @@ import pydantic
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 import interlock.cli
+from interlock.executors.sandbox.ladder import Rung
+from interlock.gateway import isolation
 from interlock.privacy.redact import RedactionRules, Redactor
 from interlock.store import changes, migration
-from tests.support import forked, postgres
+from tests.support import forked, postgres, surroundings
 
 # What commands import when they need it, loaded once here. Each leaves the process with a single thread.
 LOADED = (
@@ -70,6 +75,8 @@ LOADED = (
     "interlock.api.doctor.journal", "interlock.api.doctor.keys", "interlock.api.doctor.machine",
     "interlock.api.doctor.policy", "interlock.api.doctor.tools", "interlock.api.config_check", "interlock.api.packages",
     "interlock.authority.policy_check", "interlock.authority.rule_warnings", "interlock.store.postgres.vectors",
+    # Of searches.
+    "interlock.api.tool_vectors", "interlock.search.index", "interlock.search.packaged", "numpy",
     # Of servers, but for gRPC: it reads what it shall log from the environment when it is loaded.
     "interlock.doors.operations", "interlock.doors.mcp.stdio", "anyio._backends._asyncio", "packaging.requirements",
     "uvloop", "google.protobuf.descriptor_pb2", "google.protobuf.json_format", "google.protobuf.struct_pb2",
@@ -77,6 +84,8 @@ LOADED = (
     *postgres.LOADED,
 )  # fmt: skip
 PATIENCE_S = 150
+# No descriptor that a test hands over has so high a number.
+LEAST_DESCRIPTOR = 500
 
 _one_at_a_time = threading.Lock()
 # The modules of the tests, which a command has not loaded. They are looked for once: whoever looks at every name after
@@ -200,7 +209,24 @@ def start(
 
 def serve_programs(listening: int) -> None:
     """Have a process that has loaded the program serve a socket (see tests/support/forked.py)."""
-    _ask({"start": True, "serve": os.getpid()}, (listening,))
+    if surroundings.shared_socket[0]:
+        with _connected(_OF_PROGRAMS) as door:
+            socket.send_fds(door, [os.getpid().to_bytes(8, "big")], [listening])
+            door.recv(1)
+    else:
+        _ask({"start": True, "serve": os.getpid()}, (listening,))
+
+
+_OF_COMMANDS, _OF_PROGRAMS = "", "-programs"
+
+
+def _connected(end: str) -> socket.socket:
+    """A connection with a process that is forked off a shared one for it."""
+    door = socket.socket(socket.AF_UNIX)
+    door.settimeout(PATIENCE_S)
+    door.connect(f"\0{surroundings.shared_socket[0]}{end}")
+    door.recv(8)  # the process is there
+    return door
 
 
 def _task_of(words: Sequence[str], environment: Mapping[str, str], directory: Path) -> dict[str, Any]:
@@ -233,6 +259,11 @@ class _Warm:
     """The process that commands are forked off, with a session of its own; it ends with whoever started it."""
 
     def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        if surroundings.shared_socket[0]:
+            self._ours = _connected(_OF_COMMANDS)
+            surroundings.shared_descriptors.add(self._ours.fileno())
+            return
         self._ours, theirs = socket.socketpair()
         self._ours.settimeout(PATIENCE_S)
         with theirs:
@@ -253,14 +284,81 @@ class _Warm:
         self._ours.sendall(sent)
         answer = self._ours.recv(8)
         if not answer:
-            raise RuntimeError(f"the process that commands are forked off has ended: {self._process.wait()}")
+            raise RuntimeError("the process that commands are forked off has ended")
         return int.from_bytes(answer, "big", signed=True)
 
     def kill(self) -> None:
-        self._ours.close()
+        surroundings.shared_descriptors.discard(self._ours.fileno())
+        self._ours.close()  # one that is forked off a shared process ends by itself then
+        if self._process is None:
+            return
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(30)
+
+
+class Shared:
+    """The process that those of all workers are forked off. It ends with the one that has started it, or before."""
+
+    def __init__(self) -> None:
+        name = f"interlock-tests-{os.getpid()}"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
+        with _listening(name + _OF_COMMANDS) as commands, _listening(name + _OF_PROGRAMS) as programs:
+            descriptors = commands.fileno(), programs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm", *map(str, descriptors), str(os.getpid())],
+                env=environment, cwd=Path(__file__).parents[1], pass_fds=descriptors, start_new_session=True,
+            )  # fmt: skip
+        surroundings.shared_socket[0] = name
+
+    def end(self) -> None:
+        surroundings.shared_socket[0] = ""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _listening(name: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(f"\0{name}")
+    listening.listen(128)
+    return listening
+
+
+def _forked_for_each(listening: socket.socket, owner: int) -> socket.socket:
+    """The connection of a worker, in the process that is its own. This one ends with its owner."""
+    watched = os.pidfd_open(owner)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    while True:
+        ready, _, _ = select.select([listening, watched], [], [])
+        if watched in ready:
+            os._exit(0)
+        door, _ = listening.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listening.close()
+            os.close(watched)
+            door.sendall(os.getpid().to_bytes(8, "big"))
+            return door
+        door.close()
+
+
+def _serve_shared(commands: int, programs: int, owner: int) -> socket.socket:
+    """Fork processes off this one, and off another that has loaded more: the connection of one for commands."""
+    if os.fork() == 0:
+        os.close(commands)
+        _serve_programs(programs, owner)
+    os.close(programs)
+    return _forked_for_each(socket.socket(fileno=commands), owner)
+
+
+def _serve_programs(programs: int, owner: int) -> NoReturn:
+    for name in forked.LOADED:
+        importlib.import_module(name)
+    gc.freeze()
+    with _forked_for_each(socket.socket(fileno=programs), owner) as door:
+        told, received, _, _ = socket.recv_fds(door, 8, 1)
+        door.sendall(b".")
+    forked.serve(received[0], int.from_bytes(told, "big"))
 
 
 def _task(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -309,6 +407,25 @@ def _become(task: dict[str, Any], streams: list[int]) -> None:
     for name in _ours:
         del sys.modules[name]
     sys.argv = ["interlock", *task["words"]]
+
+
+def _share_rungs(file: int) -> None:
+    """Have commands find out once which ways of isolation work: trying each takes half a second of CPU.
+
+    `file` holds what the first one found, by the path on which it looked for programs.
+    """
+    try_all = isolation.rungs
+
+    async def rungs() -> Sequence[Rung]:
+        known: dict[str, Any] = json.loads(os.pread(file, 1 << 20, 0) or b"{}")
+        path = os.environ.get("PATH", "")
+        if path not in known:
+            found = await try_all()
+            known[path] = [(one.backend, one.words, one.tiers, one.why_not, one.notes) for one in found]
+            os.pwrite(file, json.dumps(known).encode(), 0)
+        return [Rung(name, words, (*tiers,), why, (*notes,)) for name, words, tiers, why, notes in known[path]]
+
+    isolation.rungs = rungs
 
 
 def _run() -> int:
@@ -365,7 +482,11 @@ if __name__ == "__main__":
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a thread would not be in the commands"
     _ours += [name for name in sys.modules if name.partition(".")[0] == "tests"]
     gc.freeze()  # or each command would look for garbage in all of this when it ends
-    with socket.socket(fileno=int(sys.argv[1])) as door:
+    made = os.memfd_create("rungs")
+    _share_rungs(fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR))
+    os.close(made)
+    given = [int(one) for one in sys.argv[1:]]
+    with socket.socket(fileno=given[0]) if len(given) == 1 else _serve_shared(given[0], given[1], given[2]) as door:
         received = _task(door)
     if received is not None and "serve" in received[0]:
         forked.serve(received[1][0], received[0]["serve"])

@@ -60,9 +60,18 @@ def configure(config: pytest.Config) -> None:
     """Have workers run the tests, unless this process shall run them, or somebody wants to debug them."""
     if config.option.workers and not (config.option.usepdb or config.option.trace):
         config.pluginmanager.register(Workers(config), "workers")
+        if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.collectonly:
+            _load_once(config)
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             reporter.showfspath = False  # tests of several files end in turn
+
+
+def _load_once(config: pytest.Config) -> None:
+    """Load the program for commands and programs of the tests once for all workers, while the tests are collected."""
+    from tests import warm
+
+    config.add_cleanup(warm.Shared().end)
 
 
 class Schedule:

@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -25,10 +26,16 @@ from tests.support.cli import Cli
 
 _LOADED = """
 import sys
-sys.argv = ["interlock", *sys.argv[1:]]
+commands = " ".join(sys.argv[1:]).split(" , ") if "," in sys.argv else [None]
 from interlock.cli import main
 try:
-    main()
+    for words in commands:
+        sys.argv = ["interlock", *(sys.argv[1:] if words is None else words.split())]
+        try:
+            main()
+        except SystemExit as end:
+            if end.code:
+                raise
 finally:
     own = {name for name in sys.modules if name.partition(".")[0] == "interlock"}
     others = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
@@ -77,14 +84,18 @@ def server() -> Iterator[str]:
         thread.join()
 
 
+def packages(own: set[str]) -> set[str]:
+    return {".".join(name.split(".")[:2]) for name in own}
+
+
 def loaded(home: Path, *words: str) -> tuple[str, set[str], set[str]]:
     """Run a command: its output, the packages of others that it loaded, and those of Interlock."""
     said, others, own = modules(home, *words)
-    return said, others, {".".join(name.split(".")[:2]) for name in own}
+    return said, others, packages(own)
 
 
 def modules(home: Path, *words: str) -> tuple[str, set[str], set[str]]:
-    """The same with every module of Interlock."""
+    """The same with every module of Interlock. Several commands, with commas between them, run in one process."""
     environment = {**os.environ, "INTERLOCK_HOME": str(home)}
     if "--server" in words:
         environment["INTERLOCK_TOKEN"] = "token"
@@ -93,6 +104,21 @@ def modules(home: Path, *words: str) -> tuple[str, set[str], set[str]]:
     )
     *_, others, own = done.stderr.splitlines()
     return done.stdout, set(others.split()), set(own.split())
+
+
+Once = Callable[[str], tuple[str, set[str], set[str]]]
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory, copied: Callable[[Path], Cli]) -> Once:
+    """Run a command that changes nothing, once for all tests: its output, and the modules that it loaded."""
+    home = copied(tmp_path_factory.mktemp("once")).home
+
+    @cache
+    def run(words: str) -> tuple[str, set[str], set[str]]:
+        return modules(home, *words.split())
+
+    return run
 
 
 OF_A_FILE = pytest.mark.sqlite_only("what is loaded is counted without the driver of a server")
@@ -143,11 +169,12 @@ SELDOM = {
 def test_commands_that_read_a_data_directory_read_the_database_alone(cli: Cli) -> None:
     cli("call", "demo.mail_statement", '{"account": "cash", "to": "a@b.example"}', "--key", "k")
     (ticket,) = cli.ask("approvals", "list")["tickets"]
-    for words in READS:
-        asked = words.replace("CALL", ticket["invocation_id"]).replace("TICKET", ticket["id"])
-        _, others, own = loaded(cli.home, *asked.split())
-        assert others <= {"click", "cryptography", "orjson"}, words
-        assert not own & (GATEWAY | {"interlock.settings", "interlock.telemetry"}), words
+    asked = " , ".join(READS).replace("CALL", ticket["invocation_id"]).replace("TICKET", ticket["id"])
+    # In one process: what any of them loads is loaded at the end.
+    said, others, own = loaded(cli.home, *asked.split())
+    assert "demo.mail_statement" in said
+    assert others <= {"click", "cryptography", "orjson"}
+    assert not own & (GATEWAY | {"interlock.settings", "interlock.telemetry"})
 
 
 @OF_A_FILE
@@ -170,10 +197,10 @@ def test_a_call_loads_neither_endpoints_nor_what_admits_tools(cli: Cli) -> None:
 # An open data directory without a sandboxed call needs neither the models of jobs nor what compares versions.
 @OF_A_FILE
 @pytest.mark.parametrize("words", ["health", "policy explain me demo.post", "tools export --format anthropic"])
-def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(cli: Cli, words: str) -> None:
-    _, others, own = loaded(cli.home, *words.split())
+def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(once: Once, words: str) -> None:
+    _, others, own = once(words)
     assert not others & (SELDOM | {"numpy"})
-    assert not own & {"interlock.doors", "interlock.http", "interlock.trials"}
+    assert not packages(own) & {"interlock.doors", "interlock.http", "interlock.trials"}
 
 
 # These open the data directory and make no call: nothing that runs a tool is loaded, nor the module that a tool is in.
@@ -184,8 +211,8 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(cli:
         ("health", 221), ("surface show", 235), ("policy explain me demo.post", 235), ("tools select balance", 270),
     ],
 )  # fmt: skip
-def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(cli: Cli, words: str, most: int) -> None:
-    _, others, own = modules(cli.home, *words.split())
+def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(once: Once, words: str, most: int) -> None:
+    _, others, own = once(words)
     for part in ("api.wiring.gateway", "gateway.invoke", "gateway.execute", "gateway.approval.review", "executors"):
         assert f"interlock.{part}" not in own
     assert not {"interlock.demo_tools", "interlock.contract.declare", "interlock.search.embedders"} & own
@@ -240,9 +267,9 @@ def test_what_a_program_asks_first_may_be_asked_between_two_runs_of_its_loop(cli
 # These open the data directory, and read no contract.
 @OF_A_FILE
 @pytest.mark.parametrize("words", ["health", "policy show", "keys list"])
-def test_commands_that_read_no_contract_load_no_models(cli: Cli, words: str) -> None:
-    _, others, own = loaded(cli.home, *words.split())
-    assert "interlock.gateway" in own
+def test_commands_that_read_no_contract_load_no_models(once: Once, words: str) -> None:
+    _, others, own = once(words)
+    assert "interlock.gateway" in packages(own)
     assert not {"email", "idna", "pydantic", "pydantic_core", "jsonschema_rs"} & others
     assert "interlock.settings" not in own
 
@@ -256,8 +283,8 @@ def test_commands_that_read_no_contract_load_no_models(cli: Cli, words: str) -> 
         "tools select balance",
     ],
 )  # fmt: skip
-def test_commands_that_read_admitted_contracts_load_no_models(cli: Cli, words: str) -> None:
-    said, others, own = loaded(cli.home, *words.split())
+def test_commands_that_read_admitted_contracts_load_no_models(once: Once, words: str) -> None:
+    said, others, own = once(words)
     assert "demo" in said
     assert not {"pydantic", "pydantic_core"} & others
     assert "interlock.settings" not in own
@@ -265,8 +292,8 @@ def test_commands_that_read_admitted_contracts_load_no_models(cli: Cli, words: s
 
 @OF_A_FILE
 @pytest.mark.parametrize("words", ["tools search balance", "tools select balance"])
-def test_searches_load_no_stemmers_of_other_languages_and_no_metadata_of_packages(cli: Cli, words: str) -> None:
-    _, others, _ = loaded(cli.home, *words.split())
+def test_searches_load_no_stemmers_of_other_languages_and_no_metadata_of_packages(once: Once, words: str) -> None:
+    _, others, _ = once(words)
     assert "numpy" in others
     assert not {"email", "snowballstemmer"} & others
 

@@ -543,7 +543,7 @@ def test_no_part_of_the_server_makes_a_key_for_a_caller() -> None:
     """Whatever hands a call on hands on the key it was given; only what Interlock itself undoes has one of its own."""
     makers: set[str] = set()
     for file, node in source.nodes_with("key="):
-        if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in MAKERS:
+        if not isinstance(node, ast.Call) or source.called(node).rpartition(".")[2] not in MAKERS:
             continue
         for given in node.keywords:
             if given.arg == "key" and any(isinstance(one, ast.Call | ast.JoinedStr) for one in ast.walk(given.value)):

@@ -78,7 +78,7 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
             makers.add(file)
         if not isinstance(node, ast.Call):
             continue
-        name = ast.unparse(node.func)
+        name = source.called(node)
         if name == "cast" and ast.unparse(node.args[0]) == "'Granted'":
             makers.add(file)
         if "executor" in name and name.endswith((".run", ".execute")):

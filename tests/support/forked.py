@@ -38,6 +38,9 @@ LOADED = (
     "starlette.applications",
     "interlock.doors.mcp.stdio",
     "anyio._backends._asyncio",
+    # Programs that use a module of the tests.
+    "hypothesis",
+    "pytest_asyncio",
 )
 
 

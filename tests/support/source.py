@@ -6,6 +6,9 @@ import ast
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar, cast
+
+Node = TypeVar("Node", bound=ast.AST)
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "interlock"
@@ -27,14 +30,47 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
         yield from statements(one)
 
 
+@cache
+def _by_kind(tree: ast.Module) -> dict[type[ast.AST], list[ast.AST]]:
+    """Every node of a module by its class. `ast.walk` takes twice as long, and several tests look at all modules."""
+    found: dict[type[ast.AST], list[ast.AST]] = {}
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        found.setdefault(type(node), []).append(node)
+        for field in node._fields:
+            value: Any = getattr(node, field, None)
+            if isinstance(value, list):
+                pending.extend(one for one in cast("list[object]", value) if isinstance(one, ast.AST))
+            elif field != "ctx" and isinstance(value, ast.AST):
+                pending.append(value)
+    return found
+
+
+def nodes_of(tree: ast.Module, kind: type[Node]) -> list[Node]:
+    """The nodes of one class anywhere in a module, in no order."""
+    return cast("list[Node]", _by_kind(tree).get(kind, []))
+
+
 def nodes_with(*words: str) -> Iterator[tuple[str, ast.AST]]:
-    """Every node of the files that contain one of the words, with the file's name. Walking all files takes a second."""
+    """Every node of the files that contain one of the words, with the file's name, in no order."""
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text()
         if any(word in text for word in words):
             name = path.relative_to(PACKAGE).as_posix()
-            for node in ast.walk(parse(text)):
-                yield name, node
+            for nodes in _by_kind(parse(text)).values():
+                yield from ((name, node) for node in nodes)
+
+
+def called(node: ast.Call) -> str:
+    """The text of what is called. Of a dotted name it is put together, as `ast.unparse` takes long for many."""
+    parts, function = list[str](), node.func
+    while isinstance(function, ast.Attribute):
+        parts.append(function.attr)
+        function = function.value
+    if not isinstance(function, ast.Name):
+        return ast.unparse(node.func)
+    return ".".join((function.id, *reversed(parts)))
 
 
 # Files of the store that are for SQLite: a second database has others in their place.

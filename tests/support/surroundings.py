@@ -17,6 +17,11 @@ LEAST_BYTES = 2 << 30
 AUTHORITY = str(Path(__file__).parent / "authority.pem")
 AUTHORITIES, GIVEN = "SSL_CERT_FILE", "GIVEN_SSL_CERT_FILE"
 
+# The name of the socket of the process that all workers have theirs forked off (tests/warm.py), where there is one.
+shared_socket = [""]
+# Descriptors of this process that several tests use: those of connections with such a process.
+shared_descriptors: set[int] = set()
+
 
 def memory() -> Path | None:
     """The directory in memory, where there is one with enough space."""

@@ -9,7 +9,6 @@ import os
 import pty
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Generator
@@ -27,6 +26,7 @@ from interlock.call.capability import ToolGrant
 from tests import warm
 from tests.support import stores
 from tests.support.cli import INTERLOCK, Cli, Ended
+from tests.support.ports import unused_port
 
 Json = dict[str, Any]
 
@@ -698,8 +698,7 @@ def receiver() -> Generator[tuple[int, list[Json]]]:
 
 def test_approvers_are_told_before_the_process_ends_and_who_was_not_reached_is_shown(desk: Cli, cast: Cast) -> None:
     (desk.path / "secret").write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}\n")
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        closed = unused.getsockname()[1]
+    closed = unused_port()
     with receiver() as (port, received):
         channels = "\n".join(
             f'[[channels]]\nname = "{name}"\nwebhook = "http://127.0.0.1:{at}/"\nallow_private = true\n'

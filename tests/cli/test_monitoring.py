@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Generator
@@ -18,6 +17,7 @@ from interlock.telemetry.alerts import SIGNALS
 from interlock.telemetry.metrics import METRICS
 from tests.needs import need
 from tests.support.cli import Cli, bearer, running
+from tests.support.ports import unused_port
 
 Json = dict[str, Any]
 FILES = Path(__file__).parents[2] / "deploy" / "monitoring"
@@ -73,9 +73,7 @@ def prometheus(target: str, place: Path) -> Generator[httpx.Client]:
     program = need("prometheus", "prometheus")
     config = (FILES / "prometheus.yml").read_text().replace("127.0.0.1:8080", target).replace("15s", "200ms")
     (place / "prometheus.yml").write_text(config.replace("rules.yml", str(FILES / "rules.yml")))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{unused_port()}"
     words = [
         program, f"--config.file={place}/prometheus.yml", f"--storage.tsdb.path={place}/data",
         f"--web.listen-address={address}", "--log.level=error",

@@ -29,6 +29,7 @@ from tests import warm
 from tests.needs import need
 from tests.support.cli import INTERLOCK, PATIENCE_S, Cli, bearer, running
 from tests.support.grpc import certificate
+from tests.support.ports import unused_port
 from tests.support.webhooks import SECRET, Receiver
 from tests.support.webhooks import Answer as Failing
 
@@ -439,8 +440,7 @@ def test_all_addresses_are_those_of_both_protocols(fresh: Cli) -> None:
 
 
 def test_behind_a_proxy_it_speaks_of_itself_by_its_public_address(fresh: Cli) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = unused_port()
     with running(
         fresh, "--public-url", "https://tools.example.com/", "--port", str(port), "--no-grpc", "--json"
     ) as server:

@@ -37,8 +37,12 @@ async def test_dropped_sessions_end_with_their_tasks_once_they_have_been_idle_an
     async with place(home) as here:
         await _drop_one(here)  # loads what has to be loaded once
         before = len(asyncio.all_tasks())
-        sessions = [await _drop_one(here) for _ in range(MANY)]
-        assert len(asyncio.all_tasks()) > before
+        sessions: list[str] = []
+        most = 0
+        for _ in range(MANY):
+            sessions.append(await _drop_one(here))
+            most = max(most, len(asyncio.all_tasks()))
+        assert most > before  # on a busy machine the first have ended by now
         async with asyncio.timeout(PATIENCE_S):
             while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - tasks end without an event
                 await asyncio.sleep(0.05)

@@ -195,16 +195,16 @@ async def test_while_a_program_runs_nobody_sees_its_parameters_or_its_credential
     _, (tool,) = load(written(tmp_path / "quiet.json", quiet))
     await admit(app, tool)
     await app.secrets.set("cell/token", "a-lent-canary", by="local:test")
-    call = asyncio.ensure_future(app.call("prog.quiet", text="a-sent-canary"))
-    looks, seen = 0, b""
-    while not call.done():
-        shown = b" ".join((*processes.told("cmdline"), *processes.told("environ")))
-        looks += script.encode() in shown
-        seen += b"canary" if b"a-lent-canary" in shown or b"a-sent-canary" in shown else b""
-        await asyncio.sleep(0.05)
-    assert (await call).unwrap() == "done\n"
-    assert looks, "it was never seen at all"
-    assert not seen
+    looks = 0
+    while not looks:  # on a busy machine a program may end before anybody has looked
+        call = asyncio.ensure_future(app.call("prog.quiet", text="a-sent-canary"))
+        while not call.done():
+            shown = b" ".join((*processes.told("cmdline"), *processes.told("environ")))
+            looks += script.encode() in shown
+            assert b"a-lent-canary" not in shown
+            assert b"a-sent-canary" not in shown
+            await asyncio.sleep(0.05)
+        assert (await call).unwrap() == "done\n"
 
 
 @pytest.mark.proves("EXEC-02")

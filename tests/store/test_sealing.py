@@ -22,6 +22,7 @@ from interlock import Failure, Interlock
 from interlock.store.home import Home
 from interlock.store.sealing import LASTING, Box, key_id_of, seal_again
 from tests.support import forked
+from tests.support.calls import until
 
 
 class _Said(TypedDict):
@@ -220,8 +221,8 @@ async def test_a_home_opens_while_its_keyring_takes_its_time(tmp_path: Path, rin
     opening = asyncio.ensure_future(
         Interlock.open(tmp_path / "home", secrets_key="keyring", housekeeping=False).start()
     )
-    for _ in range(5):
-        await asyncio.sleep(0.05)  # the loop turns, although the keyring does not answer
+    await until(lambda: ring.asked)  # the loop turns, although the keyring does not answer
+    await asyncio.sleep(0.05)
     assert not opening.done()
     assert ring.asked == 1
     ring.answers.set()

@@ -20,6 +20,7 @@ from interlock.store.port import Transaction, Unit
 from interlock.store.signing import Signer
 from interlock.store.writer import Writer
 from tests.support.pooler import Pooler
+from tests.support.ports import unused_port
 from tests.support.postgres import OPTIONS, Server
 
 BODY = b'{"kind":"test","call":"x"}'
@@ -69,9 +70,7 @@ def with_defaults(server: Server, **defaults: str) -> str:
 
 @pytest.fixture
 def on_tcp(monkeypatch: pytest.MonkeyPatch) -> Generator[Server]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    monkeypatch.setenv("PGPORT", str(port))  # for the server and for its clients
+    monkeypatch.setenv("PGPORT", str(unused_port()))  # for the server and for its clients
     made = Server(f"{OPTIONS} listen_addresses=127.0.0.1")
     yield made
     made.remove()

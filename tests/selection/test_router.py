@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from bench import sets
 from bench.search import selection_table
 from interlock import Interlock
-from interlock.api.evaluating import evaluate, evaluate_journal, tasks_of
+from interlock.api.evaluating import evaluate, evaluate_journal, evaluate_recorded, tasks_of
 from interlock.api.learning import match
 from interlock.api.selection_results import Selection
 from interlock.call.capability import ToolGrant
@@ -30,6 +31,7 @@ from interlock.selection.router import Router, features, figures, is_held_out, t
 from interlock.selection.together import Used, recommend, used_together
 from interlock.store.selections import Called, Selected
 from tests.support.calls import admit
+from tests.support.cli import Cli
 from tests.support.identities import did_of
 from tests.support.office import opened, some_tool
 from tests.support.wires import BY_ID, wired
@@ -139,11 +141,7 @@ async def _used(app: Interlock, pairs: list[tuple[str, str]], caller: Caller) ->
 
 
 @pytest.mark.proves("SURF-09")
-@pytest.mark.part_of(
-    "SURF-16",
-    rest="the same report after tools have changed: requests of the journal are selected for again, among the tools "
-    "that there are now",
-)
+@pytest.mark.supports("SURF-16")
 async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getting_worse(home: Path) -> None:
     async with Interlock.open(home, housekeeping=False) as app:
         tools = [
@@ -394,6 +392,46 @@ async def test_the_figures_of_the_journal_are_those_of_its_own_selections_and_ca
     # A process that is started later finds the same in the journal.
     async with opened(home, selection_token_price=1000.0) as app:
         assert await evaluate_journal(app.selections, me) == found
+
+
+@pytest.mark.proves("SURF-16")
+async def test_the_report_of_what_was_selected_is_the_same_after_the_tools_have_changed(home: Path) -> None:
+    async with opened(home, selection_token_price=1000.0) as app:
+        me = app.caller
+        for request, tool in (
+            ("weather in Rome", "forecast"), ("an SQL query on the database of orders", "run_query"),
+            ("translate this into German", "send_email"),
+        ):  # fmt: skip
+            await app.select(request)
+            assert (await app.call(f"office.{tool}", {"value": "x"})).ok
+        then = await evaluate_journal(app.selections, me)
+        found = await evaluate_recorded(app.selections, me)
+        figures_then = {name: value for name, value in then.items() if name != "router"}
+        assert found == {**figures_then, "token_price": 1000.0, "up_to": found["up_to"]}
+        # One of its tools goes, and another that fits the words better comes.
+        await app.journal.commit(deprecate("office.forecast", "1.0.0", by="test"))
+        await app.journal.commit(move("office.forecast", "1.0.0", "sunset", by="test"))
+        words = "Weather in Rome, an SQL query on the database of orders, and what is to be translated into German."
+        await admit(app, some_tool("all_of_it", words, estimated_cost=9.0, namespace="office"))
+        await app.catalog.forget()
+        assert await evaluate_journal(app.selections, me) != then
+        assert await evaluate_recorded(app.selections, me, found["up_to"]) == found
+        # Later calls are in reports that go on to them.
+        await app.select("weather in Rome")
+        assert (await app.call("office.all_of_it", {"value": "x"})).ok
+        assert await evaluate_recorded(app.selections, me, found["up_to"]) == found
+        assert (await evaluate_recorded(app.selections, me))["tasks"] == found["tasks"] + 1
+        # Those of another tenant are nobody else's.
+        other = Caller(id="eve", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
+        assert (await evaluate_recorded(app.selections, other))["tasks"] == 0
+        with pytest.raises(Failure) as refused:
+            await evaluate_recorded(app.selections, replace(me, scopes=frozenset()))
+        assert refused.value.code == "E3206"
+    # So it is in a process that is started later, and on the command line.
+    async with Interlock.open(home, housekeeping=False, selection_token_price=1000.0) as app:
+        assert await evaluate_recorded(app.selections, me, found["up_to"]) == found
+    cli = Cli(home.parent, {"INTERLOCK_SELECTION_TOKEN_PRICE": "1000"})
+    assert cli.ask("tools", "evaluate", "--recorded", "--up-to", str(found["up_to"])) == found
 
 
 @pytest.mark.proves("SURF-16")

@@ -3,6 +3,7 @@
 A file has one JSON object a line: `query`, and `relevant`, the names of the tools that are right; or `groups` of
 tools, of each of which one is enough. From the journal come the selections that were followed by a successful call.
 Nothing is called and nothing recorded but that requests were read; the same journal and settings give the same figures.
+Tasks are selected for anew, among the tools of today; `evaluate_recorded` measures what was selected when they came up.
 """
 
 from __future__ import annotations
@@ -85,3 +86,22 @@ async def evaluate_journal(selections: Selections, by: Caller, **options: Unpack
 
         tasks = [one for one in tasks if is_held_out(one[0])]
     return {**await evaluate(selections, tasks, by, **options), "router": router is not None}
+
+
+async def evaluate_recorded(selections: Selections, by: Caller, up_to: int | None = None) -> Json:
+    """The figures of the tenant's selections as they were made, by their records alone: tools that have changed or gone
+    since, and routers trained since, change nothing.
+
+    `up_to` in the answer is the place in the journal that it covers. With that, later calls change nothing either.
+    """
+    place, found = await selections.learning.recorded(by, up_to)
+    outcomes: list[TaskOutcome] = []
+    for record, tool in found:
+        picked: Json = record.get("picked") or {"cost": 0.0, "latency_ms": None}
+        tokens = sum(record["tokens"].values())
+        needed = [frozenset((tool,))]
+        outcomes.append(
+            TaskOutcome(needed, record["candidates"], record["chosen"], tokens, picked["cost"], picked["latency_ms"])
+        )
+    price = selections.token_price
+    return {**report(outcomes, price).document(), "token_price": price, "up_to": place}

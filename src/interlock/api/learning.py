@@ -25,6 +25,7 @@ from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS
 from interlock.store import payloads, records
+from interlock.store.calls import ends
 from interlock.store.selections import Called, Selected, selections, successes
 
 if TYPE_CHECKING:
@@ -146,15 +147,26 @@ class Learning:
 
         Needs `audit:read`. Operators may name any tenant, others have their own.
         """
-        require(by, "audit:read", "reading the requests of selections")
         name = by.tenant if tenant is None else tenant
+        await self._note_reading(by, name)
+        return await self._parts.readers.read(partial(_followed, name, self._opened))
+
+    async def recorded(self, by: Caller, up_to: int | None = None) -> tuple[int, list[tuple[Json, str]]]:
+        """The records of a tenant's own selections, each with the tool that was called then, up to a place in the
+        journal, which is told. Needs `audit:read`; reading them is on record.
+        """
+        place = up_to or (await self._parts.readers.read(ends))[1]
+        await self._note_reading(by, by.tenant)
+        return place, await self._parts.readers.read(partial(_recorded, by.tenant, place))
+
+    async def _note_reading(self, by: Caller, name: str) -> None:
+        require(by, "audit:read", "reading the requests of selections")
         if not same_place(by, name):
             raise Failure("E3206", "the requests of another tenant are not yours to read")
         parts = self._parts
         ref = new_id(parts.clock.now_ms(), parts.clock.random_bytes(10))
         body = records.plain("audit.read", ref, parts.clock.now_ms(), by=by.acting, what="selections", tenant=name)
         await parts.journal.append("audit.read", ref, body)
-        return await parts.readers.read(partial(_followed, name, self._opened))
 
     def _opened(self, reader: Reader, selection: str) -> str | None:
         ref = f"{REQUEST}{selection}"
@@ -189,6 +201,13 @@ def _followed(tenant: str, opened: Callable[[Reader, str], str | None], reader: 
         if text is not None:
             found.append(Followed(text, tool, caller))
     return found
+
+
+def _recorded(tenant: str, up_to: int, reader: Reader) -> list[tuple[Json, str]]:
+    made = selections(reader, tenant, MOST_SELECTIONS, up_to)
+    bodies: dict[str, Json] = {one.id: orjson.loads(one.body) for one in made}
+    matched = match(made, successes(reader, tenant, MOST_SELECTIONS, up_to))
+    return [(bodies[name], tool) for name, tool, _ in matched if bodies[name]["kind"] == "selection"]
 
 
 def match(selected: Sequence[Selected], called: Sequence[Called]) -> list[tuple[str, str, str]]:

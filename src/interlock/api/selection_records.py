@@ -84,6 +84,7 @@ async def answer_of(parts: Parts, selection: str, by: Caller) -> Json | None:
 def _record(made: Selection, caller: Caller, session: str, now_ms: int) -> bytes:
     """The record of a selection. It holds names of tools, and nothing of the request."""
     intent, verdict = made.intent, made.verdict
+    picked = next((one for one in made.candidates if one.tool == made.chosen), None)
     return records.plain(
         "selection",
         made.id,
@@ -102,6 +103,8 @@ def _record(made: Selection, caller: Caller, session: str, now_ms: int) -> bytes
         refused=made.refused is not None,
         gate=None if verdict is None else {"answer": verdict.answer, "check": verdict.check, "reason": verdict.reason},
         tokens=made.tokens,
+        # What a call of the chosen tool cost and took then, for reports that are made later.
+        picked=None if picked is None else {"cost": picked.cost, "latency_ms": picked.latency_ms},
     )
 
 

@@ -182,12 +182,24 @@ async def train_router(app: Interlock, out: Output, /, tenant: str | None) -> in
 
 @click.command(short_help="Measure how well tools are chosen, and at what cost.")
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False), required=False)
-@click.option("--journal", is_flag=True, help="Your own selections and the calls that followed them.")
+@click.option("--journal", is_flag=True, help="Your own selections and the calls that followed them, selected anew.")
+@click.option("--recorded", is_flag=True, help="The same, as they were selected then: tools may have changed since.")
+@click.option(
+    "--up-to", type=click.IntRange(1), help="With --recorded: the `up_to` of an earlier report, to repeat it."
+)
 @_preferring
 @click.option("--no-intent", is_flag=True, help="Without the stage that names the kind of help.")
 @over_home
 async def evaluate(
-    app: Interlock, out: Output, /, trace: str | None, journal: bool, no_intent: bool, **preferences: bool
+    app: Interlock,
+    out: Output,
+    /,
+    trace: str | None,
+    journal: bool,
+    recorded: bool,
+    up_to: int | None,
+    no_intent: bool,
+    **preferences: bool,
 ) -> int:
     """Measure how well tools are chosen: precision, recall, wrong tools, tokens, cost and latency per task.
 
@@ -197,16 +209,19 @@ async def evaluate(
     \b
     interlock tools evaluate tasks.jsonl
     interlock tools evaluate --journal --json
+    interlock tools evaluate --recorded --up-to 4711
     """
     from pathlib import Path
 
     from interlock.api.evaluating import evaluate as measure
-    from interlock.api.evaluating import evaluate_journal, tasks_of
+    from interlock.api.evaluating import evaluate_journal, evaluate_recorded, tasks_of
 
-    if (trace is None) == (not journal):
-        raise click.UsageError("name a file with tasks, or --journal")
+    if [trace is not None, journal, recorded].count(True) != 1:
+        raise click.UsageError("name a file with tasks, or --journal, or --recorded")
     options: Any = {**preferences, "intent": not no_intent}
-    if trace is None:
+    if recorded:
+        answer = await evaluate_recorded(app.selections, app.caller, up_to)
+    elif trace is None:
         answer = await evaluate_journal(app.selections, app.caller, **options)
     else:
         answer = await measure(app.selections, await tasks_of(Path(trace)), app.caller, **options)

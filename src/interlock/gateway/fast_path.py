@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Callable
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from interlock.resilience.limits import LoopWatch
     from interlock.store.port import Store
     from interlock.telemetry.setup import Telemetry
+
+_log = logging.getLogger("interlock.gateway")
 
 
 @dataclass(slots=True, eq=False)
@@ -219,9 +222,12 @@ class FastPath:
         """Return the result of a read that is on record, count it, and notify those who listen by now."""
         result = read.result
         self._started.end(read.id)
-        self._metrics.read(read.tool, result.metadata["latency_ms"])
-        if read.started >= self._alerts.due:
-            self._alerts.look()
+        try:
+            self._metrics.read(read.tool, result.metadata["latency_ms"])
+            if read.started >= self._alerts.due:
+                self._alerts.look()
+        except Exception:  # noqa: BLE001 - as `Observer.closed` does
+            _log.exception("call %s could not be counted", read.id)
         if self._observer.listeners:
             call = read.requested()
             self._observer.emit("tool.invocation.succeeded", call)

@@ -55,9 +55,12 @@ class Observer:
         """Emit one event of a call."""
         if not self.listeners and call.id not in self.followers:
             return
-        event_id = f"{call.id}:{next(self._numbers)}"
-        now_ms = self._clock.now_ms()
-        self._send(Event(id=event_id, type=kind, invocation_id=call.id, tool=call.ref, at_ms=now_ms, data=data))
+        try:
+            event_id = f"{call.id}:{next(self._numbers)}"
+            now_ms = self._clock.now_ms()
+            self._send(Event(id=event_id, type=kind, invocation_id=call.id, tool=call.ref, at_ms=now_ms, data=data))
+        except Exception:  # noqa: BLE001 - INVARIANT: what is told about a call never decides how it ends.
+            _log.exception("the event %s of call %s could not be sent", kind, call.id)
 
     def mention(self, kind: str, invocation_id: str, tool: str, **data: Any) -> None:
         """Emit an event of a call that no task of this process runs."""
@@ -164,14 +167,17 @@ class Observer:
     def closed(
         self, call: Call, metadata: Mapping[str, Any], source: Source = "compute", failure: Failure | None = None
     ) -> None:
-        """Count a call that has ended and is on record."""
-        self._count(call, metadata, source, failure)
-        if failure is not None:
-            self._note_failure(call, failure)
-        if call.started >= self._alerts.due:
-            self._alerts.look()
-        if call.more.span is not None and isinstance(call.more.span, Recording):
-            call.more.span.cost, call.more.span.source = metadata.get("cost", 0.0), source
+        """Count a call that has ended and is on record. A fault here leaves its end as it is on record."""
+        try:
+            self._count(call, metadata, source, failure)
+            if failure is not None:
+                self._note_failure(call, failure)
+            if call.started >= self._alerts.due:
+                self._alerts.look()
+            if call.more.span is not None and isinstance(call.more.span, Recording):
+                call.more.span.cost, call.more.span.source = metadata.get("cost", 0.0), source
+        except Exception:  # noqa: BLE001 - its end is on record already
+            _log.exception("call %s could not be counted", call.id)
 
     def _note_failure(self, call: Call, failure: Failure) -> None:
         """Alert if a failure concerns more than one call: the store cannot be written, or a tool only fails."""

@@ -221,7 +221,8 @@ class FastPath:
     def finish(self, read: RunningRead) -> Result:
         """Return the result of a read that is on record, count it, and notify those who listen by now."""
         result = read.result
-        self._started.end(read.id)
+        if read.written is not None:  # otherwise its closing record has taken the place of the note
+            self._started.end(read.id)
         try:
             self._metrics.read(read.tool, result.metadata["latency_ms"])
             if read.started >= self._alerts.due:

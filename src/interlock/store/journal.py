@@ -186,9 +186,9 @@ class Journal:
         return future
 
     def record(
-        self, kind: str, call: str, body: bytes, on_written: Callable[[BaseException | None], None] | None = None
+        self, kind: str, call: str, body: bytes, on_written: Callable[[str, BaseException | None], None] | None = None
     ) -> None:
-        """Write one record with the next batch, without waiting for the disk. `on_written` hears how that has ended.
+        """Write one record with the next batch, without waiting for the disk. `on_written` hears how that ended.
 
         A function in place of a future needs no turn of the loop for each record, only for the batch.
         """
@@ -319,10 +319,10 @@ class Journal:
         for waiting in batch:
             future = waiting.future
             if future is None:
-                if waiting.on_written is None:
+                if waiting.on_written is None or callable(waiting.work):
                     lost = lost or waiting.error
                 else:
-                    waiting.on_written(waiting.error)
+                    waiting.on_written(waiting.work[1], waiting.error)
                 continue
             if future.done():
                 continue

@@ -256,11 +256,12 @@ class Store(Protocol):
         ...
 
     def record(
-        self, kind: str, call: str, body: bytes, on_written: Callable[[BaseException | None], None] | None = None
+        self, kind: str, call: str, body: bytes, on_written: Callable[[str, BaseException | None], None] | None = None
     ) -> None:
         """Write one record soon, without waiting for the disk.
 
-        `on_written` is called on the event loop when the record is written, or with the error; never within this call.
+        `on_written` is called on the event loop with the call when the record is written, or with the error too; never
+        within this method.
         """
         ...
 

@@ -20,7 +20,6 @@ import mmap
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -36,7 +35,7 @@ _LONGEST: Final = SLOT - _HEAD
 _SUFFIX: Final = ".reads"
 
 # Queues a record: its kind, the id of its call, its body, and what to call when it is written or cannot be.
-Write: TypeAlias = Callable[[str, str, bytes, Callable[[BaseException | None], None]], None]
+Write: TypeAlias = Callable[[str, str, bytes, Callable[[str, BaseException | None], None]], None]
 
 
 class StartedReads:
@@ -88,13 +87,15 @@ class StartedReads:
         memory = self.memory or self._open()
         if memory is None or not self.free or len(record) > _LONGEST:
             return False
-        write("closed", call, record, partial(self._forget, call))
-        at = self.free.pop()
+        write("closed", call, record, self._forget)
+        self.answered[call] = at = self.free.pop()
         memory[at + 1 : at + _HEAD + len(record)] = len(record).to_bytes(4, "little") + record
         memory[at] = 1
-        self.answered[call] = at
         self._expected += 1
-        self.end(call)
+        begun = self.used.pop(call, None)
+        if begun is not None:
+            memory[begun] = 0
+            self.free.append(begun)
         return True
 
     def _forget(self, call: str, error: BaseException | None) -> None:

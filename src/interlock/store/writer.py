@@ -48,8 +48,8 @@ class Waiting(Generic[T]):
     future: asyncio.Future[T] | None
     large: bool = False
     early: EarlyRow | None = None
-    # What to call in place of a future, with the error if there was one.
-    on_written: Callable[[BaseException | None], None] | None = None
+    # What to call in place of a future, with the call of the record and the error if there was one.
+    on_written: Callable[[str, BaseException | None], None] | None = None
     value: Any = None
     error: BaseException | None = None
 

@@ -279,6 +279,14 @@ def test_an_examination_loads_no_driver_of_a_server_and_no_settings(cli: Cli) ->
 
 
 @OF_A_FILE
+def test_the_migrations_are_listed_without_what_runs_them(cli: Cli) -> None:
+    said, others, own = loaded(cli.home, "migrate", "status")
+    assert "0001" in said
+    assert others == {"click", "orjson"}
+    assert own <= BARE | {f"interlock.{name}" for name in ("api", "call", "core", "contract", "data", "store")}
+
+
+@OF_A_FILE
 def test_default_settings_are_shown_without_their_models(cli: Cli) -> None:
     said, others, own = loaded(cli.home, "config", "show")
     assert "housekeeping" in said

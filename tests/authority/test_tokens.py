@@ -15,10 +15,21 @@ from typing import Any
 
 import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt import algorithms
 
 from interlock.authority.identities import DidRegistry, Identity
 from interlock.authority.jws import LARGEST
-from interlock.authority.keys import IssuerKeys, PublicKey, algorithm_of, make_private, thumbprint, to_jwk
+from interlock.authority.keys import (
+    ALGORITHMS,
+    IssuerKeys,
+    PublicKey,
+    algorithm_of,
+    from_jwk,
+    make_private,
+    thumbprint,
+    to_jwk,
+)
 from interlock.authority.tokens import Tokens
 from interlock.authority.trusted_issuers import FetchedKeys, TrustedIssuer, TrustedIssuers
 from interlock.call.capability import ToolGrant
@@ -767,3 +778,20 @@ async def test_a_key_that_others_can_read_leaves_tokens_unchecked_and_does_not_c
     assert (refused.value.code, newest.name in refused.value.message) == ("E3001", True)
     newest.chmod(0o600)
     assert (await later.verifier.verify(token)).agent == AGENT
+
+
+def test_public_keys_are_written_as_a_library_of_others_writes_them() -> None:
+    forms: dict[str, Any] = {
+        "RS256": algorithms.RSAAlgorithm,
+        "EdDSA": algorithms.OKPAlgorithm,
+        "ES256": algorithms.ECAlgorithm,
+    }
+    # Among so many points of the curve are some of which a coordinate begins with a zero byte.
+    points = [ec.derive_private_key(number, ec.SECP256R1()) for number in range(1, 600)]
+    assert any(one.public_key().public_numbers().x < 1 << 248 for one in points)
+    keys: list[Any] = [*map(make_private, ALGORITHMS), *points]
+    for key in keys:
+        public = key.public_key()
+        written = forms[algorithm_of(public)].to_jwk(public, as_dict=True)
+        assert to_jwk(public) == {name: written[name] for name in to_jwk(public)}
+        assert thumbprint(from_jwk(to_jwk(public)).key) == thumbprint(public)

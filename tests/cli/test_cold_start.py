@@ -38,9 +38,9 @@ try:
                 raise
 finally:
     own = {name for name in sys.modules if name.partition(".")[0] == "interlock"}
-    others = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+    others = {name for name in sys.modules if "." not in name} - sys.stdlib_module_names
     others = {name for name in others if not name.startswith("_")} - {"interlock", "distutils-precedence"}
-    heavy = {"asyncio", "ssl", "email"} & sys.modules.keys()
+    heavy = {"asyncio", "ssl", "email", "importlib.metadata"} & sys.modules.keys()
     print(" ".join(sorted(others | heavy)), file=sys.stderr)
     print(" ".join(sorted(own)), file=sys.stderr)
 """
@@ -155,7 +155,7 @@ def test_lists_of_a_server_load_no_model_and_no_part_of_the_gateway(
 READS = (
     "calls list", "calls top", "calls show CALL", "tools list", "tools show demo.post", "tools quarantine",
     "approvals list", "approvals show TICKET", "approvals standing", "identities list", "upstream list", "audit verify",
-    "secrets list", "budgets",
+    "secrets list", "budgets", "keys list",
 )  # fmt: skip
 GATEWAY = {f"interlock.{name}" for name in ("doors", "effects", "executors", "gateway", "http", "resilience", "trials")}
 # Of what Interlock depends on, these serve endpoints, migrate databases, send messages and connect to upstreams.
@@ -169,6 +169,7 @@ SELDOM = {
 def test_commands_that_read_a_data_directory_read_the_database_alone(cli: Cli) -> None:
     cli("call", "demo.mail_statement", '{"account": "cash", "to": "a@b.example"}', "--key", "k")
     (ticket,) = cli.ask("approvals", "list")["tickets"]
+    assert cli("token", "issue", "--agent", "bot").code == 0
     asked = " , ".join(READS).replace("CALL", ticket["invocation_id"]).replace("TICKET", ticket["id"])
     # In one process: what any of them loads is loaded at the end.
     said, others, own = loaded(cli.home, *asked.split())
@@ -192,6 +193,18 @@ def test_a_call_loads_neither_endpoints_nor_what_admits_tools(cli: Cli) -> None:
     _, others, own = loaded(cli.home, "call", "demo.balance", '{"account": "cash"}')
     assert not others & SELDOM
     assert not own & {"interlock.doors", "interlock.http", "interlock.settings", "interlock.trials"}
+    assert "importlib.metadata" not in others  # pydantic would load it to look for plugins
+    _, _, each = modules(cli.home, "call", "demo.balance", '{"account": "cash"}')
+    assert len(each) <= 311
+
+
+@OF_A_FILE
+def test_the_story_of_a_call_is_told_without_the_phases(cli: Cli) -> None:
+    call = cli.call("demo.balance", {"account": "cash"})["invocation_id"]
+    said, _, own = modules(cli.home, "audit", "explain", call)
+    assert "demo.balance" in said
+    assert not {"interlock.api.wiring.gateway", "interlock.gateway.invoke", "interlock.executors"} & own
+    assert len(own) <= 225
 
 
 # An open data directory without a sandboxed call needs neither the models of jobs nor what compares versions.
@@ -208,7 +221,8 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(once
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("health", 221), ("surface show", 235), ("policy explain me demo.post", 235), ("tools select balance", 270),
+        ("health", 220), ("surface show", 235), ("policy explain me demo.post", 235), ("tools select balance", 270),
+        ("tools export --format anthropic", 242),
     ],
 )  # fmt: skip
 def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(once: Once, words: str, most: int) -> None:
@@ -303,6 +317,14 @@ def test_an_examination_loads_no_driver_of_a_server_and_no_settings(cli: Cli) ->
     _, others, own = loaded(cli.home, "doctor")
     assert not others & {"psycopg", "yaml"}
     assert "interlock.settings" not in own
+
+
+@OF_A_FILE
+def test_the_migrations_are_listed_without_what_runs_them(cli: Cli) -> None:
+    said, others, own = loaded(cli.home, "migrate", "status")
+    assert "0001" in said
+    assert others == {"click", "orjson"}
+    assert own <= BARE | {f"interlock.{name}" for name in ("api", "call", "core", "contract", "data", "store")}
 
 
 @OF_A_FILE

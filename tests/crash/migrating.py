@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Engine, event
 
 from interlock import Interlock
-from interlock.store import migration
+from interlock.store import migration, migration_list
 from interlock.store.homes import home_at
 from interlock.store.postgres import schema, session
 from interlock.store.postgres.connection import PostgresConnection
@@ -84,7 +84,7 @@ def main() -> None:
     action, path, store, at, how = sys.argv[-5:]
     points = Points(int(at), dies=how == "die")
     points.watch()
-    home, steps = home_at(path, store), list[migration.Migration]()
+    home, steps = home_at(path, store), list[migration_list.Migration]()
     if action == "open":
         asyncio.run(_open(home.path, store))
     elif action == "up":

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from interlock.store import migration, schema_status
+from interlock.store import migration, migration_list, schema_status
 from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.store.postgres.schema import MIGRATING
@@ -101,7 +101,7 @@ async def test_a_kill_at_any_statement_of_a_migration_leaves_the_old_schema_or_t
     set_back(home)
     old, before = shape(home), rows(home)
     total = run(home, "up")
-    assert total > len(migration.pending_at(FIRST_WITH_RULES)) * 3
+    assert total > len(migration_list.pending_at(FIRST_WITH_RULES)) * 3
     set_back(home)
     died = 0
     for died in points(total):
@@ -180,7 +180,7 @@ async def test_of_two_processes_one_migrates_and_the_other_waits_and_goes_on(hom
     await lived(home)
     new, kept = shape(home), rows(home)
     set_back(home)
-    pending = [one.revision for one in migration.pending_at(schema_status.status(home).schema)]
+    pending = [one.revision for one in migration_list.pending_at(schema_status.status(home).schema)]
     with start(home, "up", 7, "wait") as one:
         assert one.stdout.readline().decode().strip() == READY
         # The others are started once the first is at work, or one of them could be first.
@@ -212,7 +212,7 @@ async def test_a_process_that_opens_a_store_while_its_last_migration_is_undone_i
             # It has found the schema that it knows, and now asks whether that is so still.
             await until(lambda: waiting(home) == 1)
             go_on(one)
-            assert one.communicate(PATIENCE_S)[0].decode().split()[1:] == [migration.head()]
+            assert one.communicate(PATIENCE_S)[0].decode().split()[1:] == [migration_list.head()]
             _, told = another.communicate(PATIENCE_S)
     assert another.returncode == 1
     assert "the schema of the store was changed while this process opened it" in told.decode()

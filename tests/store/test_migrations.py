@@ -13,10 +13,11 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from alembic.script import ScriptDirectory
 
 from interlock import Failure, Interlock
 from interlock.api.doctor import examine
-from interlock.store import migration, schema_status, schema_version
+from interlock.store import migration, migration_list, schema_status, schema_version
 from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.store.postgres import leases, schema, session
@@ -41,7 +42,7 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     def release(*, compatible: str = SCHEMA_HEAD, then: str = "") -> Generator[None]:
         scripts = write_migrations(tmp_path / "next", compatible, then)
         with monkeypatch.context() as patch:
-            patch.setattr(migration, "SCRIPTS", scripts)
+            patch.setattr(migration_list, "SCRIPTS", scripts)
             patch.setattr(schema_version, "SCHEMA_HEAD", NEXT)
             patch.setattr(leases, "SCHEMA_HEAD", NEXT)
             yield
@@ -50,13 +51,27 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 
 
 def test_the_program_knows_the_last_migration_and_they_follow_each_other_in_order() -> None:
-    known = [one.revision for one in migration.migrations()]
+    known = [one.revision for one in migration_list.migrations()]
     assert known[-1] == SCHEMA_HEAD
     assert known == sorted(known)
 
 
-@pytest.mark.parametrize("one", migration.migrations(), ids=lambda one: one.revision)
-def test_a_migration_can_be_undone_and_says_what_is_lost(one: migration.Migration, tmp_path: Path) -> None:
+def test_the_list_of_migrations_is_what_alembic_reads_of_their_modules(tmp_path: Path) -> None:
+    with migration.transaction(tmp_path / "empty.db") as connection:
+        config = migration._config(connection)  # pyright: ignore[reportPrivateUsage]
+        scripts = list(ScriptDirectory.from_config(config).walk_revisions())
+    assert [
+        (
+            one.revision, one.doc.partition("\n")[0].rstrip("."),
+            getattr(one.module, "compatible_since", one.revision), hasattr(one.module, "downgrade"),
+            dict(getattr(one.module, "loses", ())),
+        )
+        for one in reversed(scripts)
+    ] == [tuple(one) for one in migration_list.migrations()]  # fmt: skip
+
+
+@pytest.mark.parametrize("one", migration_list.migrations(), ids=lambda one: one.revision)
+def test_a_migration_can_be_undone_and_says_what_is_lost(one: migration_list.Migration, tmp_path: Path) -> None:
     if one.revision < FIRST_WITH_RULES:
         assert not one.can_be_undone
         return
@@ -72,8 +87,8 @@ def test_a_migration_can_be_undone_and_says_what_is_lost(one: migration.Migratio
             assert all(nullable or default is not None for _, nullable, default in added)
 
 
-def _before(one: migration.Migration) -> str:
-    known = [other.revision for other in migration.migrations()]
+def _before(one: migration_list.Migration) -> str:
+    known = [other.revision for other in migration_list.migrations()]
     return known[known.index(one.revision) - 1]
 
 
@@ -132,7 +147,7 @@ async def test_a_program_works_on_a_schema_that_is_one_migration_newer(
     with next_release():
         migration.down(home)
     assert shape(home) == made
-    assert schema_status.status(home)[:2] == (SCHEMA_HEAD, migration.compatible_since(SCHEMA_HEAD))
+    assert schema_status.status(home)[:2] == (SCHEMA_HEAD, migration_list.compatible_since(SCHEMA_HEAD))
     before, after = (
         {
             name: [row for row in found if row[0] != schema_version.COMPATIBLE_SINCE]

@@ -13,7 +13,7 @@ import pytest
 
 import interlock
 from interlock.audit.chain import verify
-from interlock.store import migration, schema_status
+from interlock.store import migration_list, schema_status
 from interlock.store.homes import home_at
 from interlock.store.schema_version import SCHEMA_HEAD
 from tests.support import releases
@@ -85,7 +85,7 @@ def running(source: str, home: Path, store: str, first: str = "") -> Generator[R
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The sources as they were before the newest migration was added: until there are releases, the one before."""
-    versions = migration.SCRIPTS / "versions"
+    versions = migration_list.SCRIPTS / "versions"
     (newest,) = versions.glob(f"{SCHEMA_HEAD}_*.py")
     found = subprocess.run(
         ["git", "log", "-1", "--format=%H", "--diff-filter=A", "--", str(newest)],
@@ -100,8 +100,8 @@ def test_the_program_before_the_newest_migration_works_beside_this_one_and_on_it
     before: str, database: str, tmp_path: Path, postgres_server: Server
 ) -> None:
     home, store = tmp_path / "home", "" if database == "sqlite" else postgres_server.new_schema()
-    earlier = migration.migrations()[-2].revision
-    assert migration.compatible_since(SCHEMA_HEAD) <= earlier
+    earlier = migration_list.migrations()[-2].revision
+    assert migration_list.compatible_since(SCHEMA_HEAD) <= earlier
     with running(before, home, store, "first") as old:
         assert (old.said, old.post("a")) == (earlier, "done")
         with running(HERE, home, store) as new:

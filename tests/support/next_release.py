@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from interlock.store import migration
+from interlock.store import migration_list
 from interlock.store.schema_version import SCHEMA_HEAD
 
 NEXT = "9001"
@@ -39,10 +39,10 @@ import pathlib
 import sys
 
 import interlock.cli
-from interlock.store import migration, schema_version
+from interlock.store import migration_list, schema_version
 from interlock.store.postgres import leases
 
-migration.SCRIPTS = pathlib.Path({scripts!r})
+migration_list.SCRIPTS = pathlib.Path({scripts!r})
 schema_version.SCHEMA_HEAD = leases.SCHEMA_HEAD = {head!r}
 sys.argv[0] = "interlock"
 interlock.cli.main()
@@ -52,7 +52,7 @@ interlock.cli.main()
 def write_migrations(scripts: Path, compatible: str = SCHEMA_HEAD, then: str = "") -> Path:
     """Write the migrations of the next release to a directory."""
     shutil.rmtree(scripts, ignore_errors=True)
-    shutil.copytree(migration.SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(migration_list.SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
     text = TEXT.format(before=SCHEMA_HEAD, compatible=compatible, then=then)
     (scripts / "versions" / "9001_next.py").write_text(text)
     return scripts

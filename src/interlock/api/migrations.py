@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.api.backups import Progress, back_up_before
 from interlock.core.record import NamedTuple
-from interlock.store import migration
+from interlock.store import migration_list
 from interlock.store.homes import home_at
 from interlock.store.schema_status import status
 
 if TYPE_CHECKING:
+    from interlock.api.backups import Progress
     from interlock.data.schema import Json
-    from interlock.store.migration import Migration
+    from interlock.store.migration_list import Migration
 
 # Shows some words while work is done.
 Working = Callable[[str], AbstractContextManager[None]]
@@ -29,10 +28,12 @@ def schema_at(path: Path) -> Json:
     return {
         "schema": found.schema,
         "compatible_since": found.compatible_since,
-        "head": migration.head(),
+        "head": migration_list.head(),
         "running": home.alive(),
         "loses": found.at_stake,
-        "migrations": [{**_document(one), "applied": one.revision <= found.schema} for one in migration.migrations()],
+        "migrations": [
+            {**_document(one), "applied": one.revision <= found.schema} for one in migration_list.migrations()
+        ],
     }
 
 
@@ -52,14 +53,19 @@ def bring_up(path: Path, *, dry_run: bool, directory: Path | None, progress: Pro
     """
     home = home_at(path)
     if not home.near and home.new and not dry_run:
+        import asyncio
+
         with working("making the tables …"):
             asyncio.run(_make(path))
     found, backup = status(home), None
     steps = found.pending
     if steps:
         target = steps[-1].revision
-        home.refuse_in_use(found.schema, target, migration.compatible_since(target))
+        home.refuse_in_use(found.schema, target, migration_list.compatible_since(target))
     if steps and not dry_run:
+        from interlock.api.backups import back_up_before
+        from interlock.store import migration
+
         backup = back_up_before(home, steps[-1].revision, directory, progress)
         with working("migrating …"):
             steps = migration.up(home)
@@ -87,11 +93,14 @@ def take_down(
     """Undo the last migration. Refused where rows would be lost that `lose` does not name."""
     home = home_at(path)
     found, backup = status(home), None
-    last, before = migration.last_applied(found.schema)
+    last, before = migration_list.last_applied(found.schema)
     loses = found.at_stake or {}
     if not dry_run:
-        migration.refuse_loss({what: rows for what, rows in loses.items() if what not in lose})
-        home.refuse_in_use(found.schema, before, migration.compatible_since(before))
+        migration_list.refuse_loss({what: rows for what, rows in loses.items() if what not in lose})
+        home.refuse_in_use(found.schema, before, migration_list.compatible_since(before))
+        from interlock.api.backups import back_up_before
+        from interlock.store import migration
+
         backup = back_up_before(home, before, directory, progress)
         with working(f"undoing {last.revision} …"):
             last = migration.down(home, lose)

@@ -7,13 +7,13 @@ tool call of the model on as it came, and puts the message it gets back into the
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.call_records import CallRecords
 from interlock.api.calls import Ask, Calls, native_id
-from interlock.api.tools import PAGE, Tools
+from interlock.api.declarations import Declarations
+from interlock.api.tools import Tools
 from interlock.call.context import Caller
 from interlock.call.media import LARGEST, parts_of
 from interlock.call.phases import Request
@@ -23,7 +23,7 @@ from interlock.core.record import NamedTuple
 from interlock.data.bounds import LONGEST_NAME
 from interlock.data.schema import Json
 from interlock.registry.version import Version
-from interlock.upstreams import formats, own_names
+from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
 from interlock.upstreams.provider_answers import NATIVE, answer
 
@@ -49,38 +49,8 @@ class Providers:
         self._tools = tools
         self._calls = calls
         self._records = CallRecords(parts)
-
-    async def declarations(
-        self,
-        provider: Provider,
-        caller: Caller,
-        *,
-        strict: bool = False,
-        names: Sequence[str] = (),
-        cursor: str | None = None,
-        limit: int = PAGE,
-    ) -> tuple[list[Json], str | None]:
-        """A page of the tools that the caller may use, or of those named, declared for a provider; and its cursor."""
-        if not names:
-            page = await self._tools.page(caller, cursor, limit)
-            return await self._declared(page.versions, provider, strict=strict), page.cursor
-        named = [await self._tools.find(name, None, caller) for name in names]
-        found = {one.row.address: one for one in named}
-        after = sorted(address for address in found if address > (cursor or ""))
-        shown = [found[address] for address in after[:limit]]
-        declared = await self._declared(shown, provider, strict=strict)
-        return declared, after[limit - 1] if len(after) > limit else None
-
-    async def names(self) -> Mapping[str, str]:
-        """The names of tools that are offered under their upstreams' own, by address."""
-        return await self._parts.journal.read(own_names.for_providers)
-
-    async def _declared(self, versions: Sequence[Version], provider: Provider, *, strict: bool) -> list[Json]:
-        """Tools declared for a provider, in the strict form where it is asked for and their schema has one."""
-        own = await self.names()
-        return [
-            formats.declare(one.contract, provider, name=own.get(one.row.address), strict=strict) for one in versions
-        ]
+        declared = Declarations(parts, tools)
+        self.declarations, self.names = declared.declarations, declared.names
 
     async def call(
         self,

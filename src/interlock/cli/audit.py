@@ -379,7 +379,7 @@ async def explain(app: Interlock, out: Output, /, call_id: str) -> int:
     by = app.caller
     if "audit:read" not in by.scopes:  # within a tenant the scope is enough; to govern the home is not asked
         require(by, "audit:read", "reading the audit journal")
-    history = await find(app.journal, call_id, by, app.gateway.waiting_calls.open)
+    history = await find(app.journal, call_id, by, lambda ticket: ticket.opened(app.box))
     await Audit(app).note("explain", {"subject": history.call}, by=by, door="cli")
     return _answer_story(out, await Local.of(app), history)
 

@@ -88,10 +88,11 @@ async def export(app: Interlock, out: Output, /, names: tuple[str, ...], provide
     interlock tools export --format anthropic > tools.json
     interlock tools export --format openai-chat --strict demo.balance
     """
-    from interlock.api.service import Service
+    from interlock.api.declarations import Declarations
 
-    providers = Service(app).providers
-    document, _ = await providers.declarations(provider, app.caller, strict=strict, names=names, limit=_ALL)
+    document, _ = await Declarations(app, app.tools).declarations(
+        provider, app.caller, strict=strict, names=names, limit=_ALL
+    )
     return _answer_export(out, document)
 
 

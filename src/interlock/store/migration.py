@@ -20,72 +20,25 @@ import os
 from collections.abc import Collection, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
-from interlock.core.errors import Failure
-from interlock.core.record import NamedTuple
+from interlock.store import migration_list
 from interlock.store.connection import Rows
+from interlock.store.migration_list import (
+    Migration,
+    at_stake,
+    compatible_since,
+    head,
+    last_applied,
+    pending_at,
+    refuse_loss,
+)
 from interlock.store.schema_version import APPLICATION_ID, COMPATIBLE_SINCE
-
-if TYPE_CHECKING:
-    from interlock.store.port import Reader
-
-SCRIPTS = Path(__file__).parent / "migrations"
-
-
-class Migration(NamedTuple):
-    """One step from the schema before it."""
-
-    revision: str
-    title: str
-    # The oldest schema whose program can work after it.
-    compatible_since: str
-    can_be_undone: bool
-    # What is lost when it is undone: a table, or a column of one, and which of the rows have it.
-    loses: dict[str, str]
-
-
-def migrations() -> list[Migration]:
-    """The migrations of this program, the oldest first."""
-    scripts = ScriptDirectory.from_config(_config())
-    return [
-        Migration(
-            script.revision,
-            script.doc.partition("\n")[0].rstrip("."),
-            getattr(script.module, "compatible_since", script.revision),
-            hasattr(script.module, "downgrade"),
-            dict(getattr(script.module, "loses", ())),
-        )
-        for script in reversed(list(scripts.walk_revisions()))
-    ]
-
-
-def compatible_since(schema: str) -> str:
-    """The oldest schema whose program can work on a database at another one."""
-    chain = [one for one in migrations() if one.revision <= schema]
-    oldest, needed = schema, ""
-    for one, before in zip(chain[:0:-1], chain[-2::-1], strict=True):
-        needed = max(needed, one.compatible_since)
-        if needed > before.revision:
-            break
-        oldest = before.revision
-    return oldest
-
-
-def head() -> str:
-    """The schema of this program."""
-    return migrations()[-1].revision
-
-
-def pending_at(schema: str) -> list[Migration]:
-    """The migrations of this program that a database at a schema lacks."""
-    return [one for one in migrations() if one.revision > schema]
 
 
 def create(path: Path) -> None:
@@ -173,20 +126,6 @@ def down(home: Migrated, lose: Collection[str] = ()) -> Migration:
     return last
 
 
-def last_applied(schema: str) -> tuple[Migration, str]:
-    """The migration that led to a schema, if it can be undone (E3411), and the schema before it."""
-    known = migrations()
-    found = [place for place, one in enumerate(known) if one.revision == schema]
-    if not found:
-        words = f"schema {schema} is newer than this version, which cannot undo what it does not know"
-        raise Failure("E3411", words, resolution="run the newer version's interlock migrate down")
-    place = found[0]
-    if place == 0 or not known[place].can_be_undone:
-        advice = "restore the backup that was made before; see the how-to page on upgrades"
-        raise Failure("E3411", f"migration {schema} cannot be undone", resolution=advice)
-    return known[place], known[place - 1].revision
-
-
 class _Rows(Rows):
     """Reads rows by a connection of SQLAlchemy."""
 
@@ -195,25 +134,6 @@ class _Rows(Rows):
 
     def execute(self, statement: str, _: Sequence[Any] = (), /) -> Any:
         return self._connection.exec_driver_sql(statement)
-
-
-def at_stake(migration: Migration, reader: Reader) -> dict[str, int]:
-    """The number of rows that undoing a migration would lose, of each table and column that has some."""
-    found: dict[str, int] = {}
-    for what, condition in migration.loses.items():
-        table = what.partition(".")[0]
-        query = f'SELECT count(*) FROM "{table}" WHERE {condition}'  # noqa: S608 - constants of a migration
-        if rows := reader.one(query)[0]:
-            found[what] = rows
-    return found
-
-
-def refuse_loss(lost: dict[str, int]) -> None:
-    """Refuse (E3411) to undo a migration where something would be lost."""
-    if lost:
-        words = ", ".join(f"{rows:,} rows of `{what}`" for what, rows in lost.items())
-        flags = " ".join(f"--lose {what}" for what in lost)
-        raise Failure("E3411", f"undoing this migration would lose {words}", resolution=f"to lose them, add {flags}")
 
 
 def _schema(connection: sa.Connection) -> str:
@@ -241,6 +161,6 @@ def note(schema: str) -> list[str]:
 
 def _config(connection: sa.Connection | None = None) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(SCRIPTS))
+    config.set_main_option("script_location", str(migration_list.SCRIPTS))
     config.attributes["connection"] = connection
     return config

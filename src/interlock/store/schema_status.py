@@ -6,7 +6,7 @@ from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.store.home import Home
 from interlock.store.inspection import opened
-from interlock.store.migration import Migration, at_stake, last_applied, pending_at
+from interlock.store.migration_list import Migration, at_stake, last_applied, pending_at
 from interlock.store.schema_version import COMPATIBLE_SINCE, schema_of
 
 

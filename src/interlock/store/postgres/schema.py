@@ -236,10 +236,10 @@ def create(connection: PostgresConnection, runtime_role: str | None = None) -> N
     """Make the schema in the transaction that is open. `runtime_role` gets the rights of a process that serves."""
     for statement in _statements():
         connection.execute(statement)
-    from interlock.store import migration
+    from interlock.store import migration, migration_list
 
-    connection.execute("INSERT INTO alembic_version (version_num) VALUES (?)", (migration.head(),))
-    for statement in migration.note(migration.head()):
+    connection.execute("INSERT INTO alembic_version (version_num) VALUES (?)", (migration_list.head(),))
+    for statement in migration.note(migration_list.head()):
         connection.execute(statement)
     if runtime_role is not None:
         (schema,) = connection.one("SELECT current_schema()")

@@ -104,6 +104,13 @@ PARTS: tuple[tuple[str, type[pydantic.BaseModel], str, str, Words], ...] = (
                 ),
                 "stale_s: 300",
             ),
+            "closed": (
+                (
+                    "that arguments which its input schema does not declare are refused where it says nothing of them;"
+                    " without it they are let in, as JSON Schema has it"
+                ),
+                "closed: true",
+            ),
             "off_schema": (
                 (
                     "what becomes of a result that does not fit its schema: `error`, which applies without it, or"

@@ -351,8 +351,8 @@ OMISSIONS: dict[str, tuple[str, list[str]]] = {
 
 @pytest.mark.part_of(
     "CONTRACT-06",
-    rest="a schema of an upstream that says nothing of other properties, which stays open: the note lets one stay open "
-    "only where the upstream declared it so",
+    rest="a schema of an upstream that says nothing of other properties, which stays open unless an operator closes "
+    "it: in JSON Schema silence declares it open (docs/adr/0043), and the note can be read to close it",
 )
 @pytest.mark.parametrize(("source", "words"), [pytest.param(*case, id=name) for name, case in OMISSIONS.items()])
 def test_what_a_declaration_lacks_is_said_when_it_is_declared_and_how_to_write_it(

@@ -100,3 +100,40 @@ async def test_the_schema_of_a_discovered_tool_stays_as_its_upstream_declared_it
         schema = (await app.catalog.resolve("far.look")).contract.input
         assert schema.document == {**WORD, **said}
         assert schema.valid({"word": "a", "other": 1}) is opened
+
+
+NESTED: Json = {
+    "type": "object",
+    "properties": {
+        "word": {"type": "string"},
+        "line": {"type": "object", "properties": {"size": {"type": "integer"}}},
+        "filter": {"type": "object"},
+        "open": {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": True},
+    },
+}
+
+
+@pytest.mark.supports("CONTRACT-06")
+@pytest.mark.parametrize("everywhere", [False, True])
+async def test_an_operator_closes_a_schema_that_says_nothing_of_other_properties(
+    tmp_path: Path, everywhere: bool
+) -> None:
+    """What declares no property, and what the upstream has declared as open, stays open."""
+    tools: list[Any] = [
+        {**SAID, "name": name, "input_schema": NESTED, "method": "GET", "path": "/{word}"} for name in ("look", "see")
+    ]
+    closed: Json = {"closed": True}
+    overlay: Json = {"defaults": closed} if everywhere else {"tools": {"look": closed}}
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        await app.upstreams.add("far", "http", {**NOBODY, "tools": tools}, by=app.caller, overlay=overlay)
+        schemas = {name: (await app.catalog.resolve(f"far.{name}")).contract.input for name in ("look", "see")}
+        assert schemas["look"].document["additionalProperties"] is False
+        assert ("additionalProperties" in schemas["see"].document) is everywhere
+        for name, schema in schemas.items():
+            shut = everywhere or name == "look"
+            assert schema.valid({"word": "a", "line": {"size": 1}, "filter": {"any": 1}, "open": {"b": 2}})
+            assert schema.valid({"word": "a", "other": 1}) is not shut
+            assert schema.valid({"word": "a", "line": {"other": 1}}) is not shut
+        refused = await app.call("far.look", {"word": "a", "other": 1})
+        assert refused.error is not None
+        assert refused.error.code == "E3301"

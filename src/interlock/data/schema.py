@@ -392,10 +392,15 @@ def _counted(one: _Digested) -> bool:
     return Places(schema or {}).checks(_MOST_CHECKS) <= _MOST_CHECKS
 
 
-def close(schema: Json) -> Json:
-    """Close every object schema that does not state whether undeclared properties are allowed."""
+def close(schema: Json, *, free_form: bool = True) -> Json:
+    """Close every object schema that does not state whether undeclared properties are allowed.
+
+    Without `free_form`, those inside that declare no property stay open: what they take is for somebody else to judge.
+    """
     for node in walk(schema):
         is_object = "properties" in node or node.get("type") == "object"
+        if not free_form and not node.get("properties") and node is not schema:
+            continue
         # A schema with an allOf also sees the properties of its parts, so closing it would refuse them.
         stated = node.keys() & {"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf"}
         if is_object and not stated:

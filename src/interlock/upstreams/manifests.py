@@ -18,7 +18,7 @@ from interlock.contract.upstream_kinds import UpstreamKind
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.data.canonical import digest as digest_of
-from interlock.data.schema import Json, Schema, properties_of, resolve_ref
+from interlock.data.schema import Json, Schema, close, copied, properties_of, resolve_ref
 from interlock.registry.admission import examine
 from interlock.upstreams.kinds import kind_of
 from interlock.upstreams.names import clean_id, in_words, tool_ids
@@ -340,6 +340,8 @@ def _parameters(schema: Any, stated: ToolOverlay, needs: list[str], shared: Shar
         raise Failure("E3105", f"the overlay describes `{strange[0]}`, {listing}")
     for name, part in properties_of(root).items():
         _document(root, name, part, stated.parameters.get(name), needs)
+    if stated.closed:
+        root = close(copied(root), free_form=False)
     fits = Schema(root)
     for index, example in enumerate(stated.examples):
         if not fits.valid(example):

@@ -63,9 +63,10 @@ class ToolOverlay(ManifestPart):
     `restart_safe` states that the tool may be run again after a call of unknown outcome, `idempotent_by_key` that its
     upstream takes the idempotency key and acts once under it, `idempotency` where that key comes from, `stale_s` that
     a read may be answered with an answer of up to that age while the upstream does not answer; such an answer is
-    marked. `off_schema: warn` passes on a result that does not fit its schema, with a warning; by default such a call
-    fails. Calls of a batch run beside others if `concurrency_safe` and, because an upstream is another system,
-    `isolated_calls` are set.
+    marked. `closed` refuses arguments that an input schema does not declare where it says nothing of them, which lets
+    them in otherwise. `off_schema: warn` passes on a result that does not fit its schema, with a warning; by default
+    such a call fails. Calls of a batch run beside others if `concurrency_safe` and, because an upstream is another
+    system, `isolated_calls` are set.
     """
 
     mutation_class: MutationClass | None = None
@@ -88,6 +89,7 @@ class ToolOverlay(ManifestPart):
     estimated_cost: float | None = Field(None, ge=0)
     stale_s: int | None = Field(None, ge=1, le=604_800)
     off_schema: Literal["error", "warn"] | None = None
+    closed: bool | None = None
     hide: bool | None = None
     # For one tool only: as defaults for all they would make no sense.
     rename: ToolIdText | None = None

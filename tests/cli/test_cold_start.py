@@ -186,6 +186,7 @@ def test_contracts_are_shown_without_the_gateway(cli: Cli, words: str) -> None:
     _, others, own = loaded(cli.home, *words.split())
     assert not others & SELDOM
     assert not own & GATEWAY
+    assert ("pydantic" in others) == words.startswith("upstream")
 
 
 @OF_A_FILE

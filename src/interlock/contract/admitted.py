@@ -27,8 +27,8 @@ PLAIN: Mapping[str, Any] = {
     "mutation_class": None, "title": None, "timeout_class": None, "timeout_default": DEFAULT_S, "timeout_max": None,
     "compensable": False, "previews": False, "versioned": False, "has_fixture": False, "concurrency_safe": False,
     "isolated_calls": False, "restart_safe": False, "external_io": True, "cancellable": True, "paged": False,
-    "coerce_output": False, "tolerant_output": False, "redact_results": True, "max_inline_chars": 25_000,
-    "max_result_bytes": None, "persist_output": True, "private_output": False,
+    "coerce_output": False, "tolerant_output": False, "behaviour_change": False, "redact_results": True,
+    "max_inline_chars": 25_000, "max_result_bytes": None, "persist_output": True, "private_output": False,
 }  # fmt: skip
 # Fields that are lists in JSON and tuples in Python.
 LISTS: Mapping[str, Any] = {

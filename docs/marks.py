@@ -73,7 +73,7 @@ def marks_in(source: str) -> Iterator[Mark]:
                     texts[one.asname or one.name] = shared_texts[one.name]
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            for decorated in ast.walk(statement):
+            for decorated in _statements(statement):
                 if isinstance(decorated, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                     for decorator in decorated.decorator_list:
                         yield from _marks(decorator, decorated.name, kept, texts)
@@ -84,6 +84,15 @@ def marks_in(source: str) -> Iterator[Mark]:
             elif isinstance(statement.value, ast.Call):
                 # TestMachine = pytest.mark.proves("ID")(Machine.TestCase), or a mark that is bound to a test by hand
                 yield from _marks(statement.value.func, name, kept, texts)
+
+
+def _statements(first: ast.stmt) -> Iterator[ast.AST]:
+    """A statement and those below it. Expressions, of which a walk over everything consists, hold none."""
+    found: list[ast.AST] = [first]
+    for one in found:
+        yield one
+        for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+            found += getattr(one, part, ())
 
 
 def _marks(node: ast.expr, test: str, kept: dict[str, ast.expr], texts: dict[str, str]) -> Iterator[Mark]:

@@ -96,12 +96,24 @@ def imports(module: Module, *, lazily: bool, typed: bool = False) -> set[str]:
     `lazily` adds imports inside functions, which happen when the function is called; `typed` adds those that only the
     type checker sees.
     """
-    return {one for one in _imported(module.tree, lazily, typed) if one != module.name and one in modules()}
+    return set(_imports_of(module.name, lazily, typed))
+
+
+@cache
+def _imports_of(name: str, lazily: bool, typed: bool) -> frozenset[str]:
+    found = _imported(modules()[name].tree, lazily, typed)
+    return frozenset(one for one in found if one != name and one in modules())
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    """Whether it is the condition `TYPE_CHECKING`."""
+    name = test.attr if isinstance(test, ast.Attribute) else test.id if isinstance(test, ast.Name) else ""
+    return name == "TYPE_CHECKING"
 
 
 def _imported(tree: ast.AST, lazily: bool, typed: bool) -> Iterator[str]:
     for node in statements_in(tree):
-        if isinstance(node, ast.If) and not typed and "TYPE_CHECKING" in ast.dump(node.test):
+        if isinstance(node, ast.If) and not typed and _is_for_types(node.test):
             continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not lazily:
             continue

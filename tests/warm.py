@@ -42,6 +42,7 @@ import pydantic
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 import interlock.cli
+from interlock.core import expressions
 from interlock.executors.sandbox.ladder import Rung
 from interlock.gateway import isolation
 from interlock.privacy.redact import RedactionRules, Redactor
@@ -462,6 +463,10 @@ def _build() -> None:
         if getattr(first, "__module__", "") == "interlock.core.record":
             with suppress(TypeError):  # it compiles the real one, which knows no such parameter
                 record.__init__(None, **{"": None})
+    lazy: type[Any] = type(expressions.expression(""))
+    for pattern in [one for module in modules for one in vars(module).values() if isinstance(one, lazy)]:
+        for method in ("match", "fullmatch", "search", "sub", "split", "findall", "finditer"):
+            getattr(pattern, method)
     Redactor(RedactionRules())
     key = ed25519.Ed25519PrivateKey.generate()
     key.public_key().verify(key.sign(b""), b"")

@@ -36,6 +36,7 @@ from _pytest.capture import FDCapture
 
 PATIENCE_S = 10.0  # for a worker to end its test, and then for it to end after Ctrl-C
 MOST_DEATHS = 8
+MANY = 10  # of directories, files and tests that were named: as many as in a run of all tests, commands are started
 _PASSED_ON = (KeyboardInterrupt, pytest.exit.Exception)
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl
 
@@ -60,7 +61,8 @@ def configure(config: pytest.Config) -> None:
     """Have workers run the tests, unless this process shall run them, or somebody wants to debug them."""
     if config.option.workers and not (config.option.usepdb or config.option.trace):
         config.pluginmanager.register(Workers(config), "workers")
-        if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.collectonly:
+        whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS or len(config.args) >= MANY
+        if whole and not config.option.collectonly:
             _load_once(config)
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:

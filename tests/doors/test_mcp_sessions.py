@@ -12,9 +12,11 @@ from typing import Any
 
 import httpx
 import orjson
+import pytest
 import pytest_asyncio
 
 from interlock import Interlock
+from interlock.api.offers import Offers
 from interlock.api.service import Service
 from interlock.core.clock import Clock
 from interlock.doors.mcp import McpDoor
@@ -106,6 +108,52 @@ async def test_a_session_goes_on_at_many_servers_at_once_and_is_opened_once_at_e
         assert other._sdk.sessions.held(f"local/{AGENT}") == [session["mcp-session-id"]]  # pyright: ignore[reportPrivateUsage]
         within = other._sdk._manager._server_instances  # pyright: ignore[reportPrivateUsage]
         assert len(within) == 1
+
+
+async def test_a_request_whose_session_is_opened_while_its_id_is_read_goes_on_in_that_session(
+    world: World, other: McpDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = SessionIds.read
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(ids: SessionIds, name: str, owner: str) -> Agreed | None:
+        found = await read(ids, name, owner)
+        if not reading.is_set():
+            reading.set()
+            await go_on.wait()
+        return found
+
+    async with clients(world, other) as (here, there):
+        session = await opened(here)
+        monkeypatch.setattr(SessionIds, "read", slowly)
+        first = asyncio.create_task(there.post("/mcp", json=request("tools/list", 2), headers=session))
+        await reading.wait()
+        assert (await there.post("/mcp", json=request("tools/list", 3), headers=session)).status_code == 200
+        go_on.set()
+        assert (await first).status_code == 200
+        assert len(other._sdk._manager._server_instances) == 1  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_session_hears_of_changes_from_when_it_is_ready_however_long_the_store_takes(
+    world: World, other: McpDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(*_: object) -> None:
+        begun.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(Offers, "attend", slowly)
+    async with clients(world, other) as (here, _):
+        session = await opened(here)
+        async with here.stream("GET", "/mcp", headers=session) as stream:
+            await begun.wait()
+            await world.door.tools_changed()
+            async with asyncio.timeout(PATIENCE_S):
+                async for line in stream.aiter_lines():
+                    if "notifications/tools/list_changed" in line:
+                        break
+        go_on.set()
 
 
 async def test_a_session_that_was_opened_at_another_server_hears_of_changes_where_it_listens(

@@ -53,9 +53,10 @@ class Changes:
         connected = connection(ctx)
         if connected.state.setdefault(CALLER, session) is session:  # however often a client says that it is ready
             caller = await self._caller(ctx)
-            await self.offers.attend(caller)
-            await self._audience.enter(session, caller)
+            # Before the store is read: what changes meanwhile would not be told to this session.
             connected.exit_stack.callback(self._audience.leave, session)
+            await self._audience.enter(session, caller)
+            await self.offers.attend(caller)
 
     async def tools_changed(self) -> None:
         """Tell clients of both eras that their lists may be others: an upstream comes and goes with all that it has."""

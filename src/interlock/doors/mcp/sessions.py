@@ -95,6 +95,9 @@ class Sessions:
         agreed = await self._ids.read(name, owner)
         if agreed is None or name in self._ended:
             return None
+        held = self._callers.get(caller, {}).get(name)
+        if held is not None:  # another request has opened it while the id was read
+            return held
         opening = self._opening.get(name)
         if opening is None:
             opening = self._opening[name] = asyncio.ensure_future(self._open_again(caller, owner, name, agreed, scope))

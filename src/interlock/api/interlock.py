@@ -256,8 +256,8 @@ class Interlock(Parts):
             caller = self.tools.exclusions.applied(caller or self.caller)
         # In order of its fields; by name it would take half as long again.
         request = Request(
-            name, arguments, caller or self.caller, None, wanted, key, session, trace_id, timeout_s, deadline, dry_run,
-            "invoke", native, None, door, on_progress, task,
+            name, arguments, caller or self.authority.caller, None, wanted, key, session, trace_id, timeout_s, deadline,
+            dry_run, "invoke", native, None, door, on_progress, task,
         )  # fmt: skip
         result = await self.gateway.invoke(request)
         if result.error is None:

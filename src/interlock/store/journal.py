@@ -192,7 +192,7 @@ class Journal:
 
         A function in place of a future needs no turn of the loop for each record, only for the batch.
         """
-        self._enqueue(Waiting((kind, call, body), _NOBODY, on_written=on_written))
+        self._enqueue(Waiting((kind, call, body), _NOBODY, False, None, on_written))
 
     def post(self, unit: Unit[Any]) -> None:
         """Run a unit with the next batch, without waiting for the disk."""

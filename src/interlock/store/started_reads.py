@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from struct import Struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ SLOT: Final = 2048
 SLOTS: Final = 1024
 _HEAD: Final = 5
 _LONGEST: Final = SLOT - _HEAD
+_SIZE: Final = Struct("<I").pack
 _SUFFIX: Final = ".reads"
 
 # Queues a record: its kind, the id of its call, its body, and what to call when it is written or cannot be.
@@ -61,14 +63,13 @@ class StartedReads:
         `rest` has the other members of the record, as JSON: see `records.rest_of_read` and `rest_of_start`.
         """
         memory = self.memory or self._open()
-        note = f'{{"kind":"started","call":"{call}","traceId":"{trace_id}","inputHash":"{input_hash}",{rest}}}'
-        written = note.encode()
-        if memory is None or not self.free or len(written) > _LONGEST:
+        note = f'{{"kind":"started","call":"{call}","traceId":"{trace_id}","inputHash":"{input_hash}",{rest}}}'.encode()
+        size = len(note)
+        if memory is None or not self.free or size > _LONGEST:
             return False
-        at = self.free.pop()
-        memory[at + 1 : at + _HEAD + len(written)] = len(written).to_bytes(4, "little") + written
+        self.used[call] = at = self.free.pop()
+        memory[at + 1 : at + _HEAD + size] = _SIZE(size) + note
         memory[at] = 1
-        self.used[call] = at
         return True
 
     def end(self, call: str) -> None:
@@ -84,12 +85,12 @@ class StartedReads:
 
         INVARIANT: at every moment one of both notes counts, or both; a closing record counts more.
         """
-        memory = self.memory or self._open()
-        if memory is None or not self.free or len(record) > _LONGEST:
+        memory, size = self.memory or self._open(), len(record)
+        if memory is None or not self.free or size > _LONGEST:
             return False
         write("closed", call, record, self._forget)
         self.answered[call] = at = self.free.pop()
-        memory[at + 1 : at + _HEAD + len(record)] = len(record).to_bytes(4, "little") + record
+        memory[at + 1 : at + _HEAD + size] = _SIZE(size) + record
         memory[at] = 1
         self._expected += 1
         begun = self.used.pop(call, None)

@@ -130,6 +130,8 @@ FIRST = (
     "tests/deploy/test_rolling.py",
     "tests/deploy/test_rollout.py",
     "tests/golden/",
+    "tests/upstreams/test_real_servers.py",
+    "tests/store/test_program_before.py",
 )
 
 

@@ -302,7 +302,7 @@ class Shared:
     """The process that those of all workers are forked off. It ends with the one that has started it, or before."""
 
     def __init__(self) -> None:
-        name = f"interlock-tests-{os.getpid()}"
+        name = f"interlock-tests-{os.getpid()}-{os.urandom(4).hex()}"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
         with _listening(name + _OF_COMMANDS) as commands, _listening(name + _OF_PROGRAMS) as programs:
             descriptors = commands.fileno(), programs.fileno()

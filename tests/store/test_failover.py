@@ -126,6 +126,7 @@ async def test_a_store_that_went_back_and_was_written_on_by_others_is_refused_as
         shutil.copytree(tmp_path / "home", tmp_path / "other", ignore=NOT_COPIED)
         (tmp_path / "other.admitted").touch()
         assert await call(app, "lost") is None
+        await asyncio.to_thread(app.journal.anchor)  # the signature tells the next process
         await asyncio.to_thread(pair.fail_over)
         assert pair.second is not None
         async with opened(tmp_path / "other", pair.second.address) as other:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -16,16 +17,33 @@ from bench.report import Table, verdict
 HELP = "interlock --help"
 HELP_BELOW_MS = 300.0
 COMMAND_BELOW_MS = 250.0
-# Commands of an ordinary day, on a data directory with the tools of the guided tour.
+# Commands of an ordinary day, on a data directory with the tools of the guided tour. CALL is the id of a call.
 DAILY: Mapping[str, Sequence[str]] = {
     "tools list": ("tools", "list"),
-    "health": ("health",),
-    "config show": ("config", "show"),
-    "surface show": ("surface", "show"),
-    "policy explain": ("policy", "explain", "me", "demo.post"),
-    "call": ("call", "demo.balance", '{"account": "cash"}'),
+    "tools show": ("tools", "show", "demo.post"),
     "tools search": ("tools", "search", "balance of an account"),
     "tools select": ("tools", "select", "balance of an account"),
+    "tools export": ("tools", "export", "--format", "anthropic"),
+    "tools diff": ("tools", "diff", "demo.post", "1.2.0", "1.2.0"),
+    "call": ("call", "demo.balance", '{"account": "cash"}'),
+    "calls list": ("calls", "list"),
+    "calls show": ("calls", "show", "CALL"),
+    "calls trace": ("calls", "trace", "CALL"),
+    "audit explain": ("audit", "explain", "CALL"),
+    "audit verify": ("audit", "verify"),
+    "approvals list": ("approvals", "list"),
+    "upstream list": ("upstream", "list"),
+    "token issue": ("token", "issue", "--agent", "bot"),
+    "identities list": ("identities", "list"),
+    "keys list": ("keys", "list"),
+    "secrets list": ("secrets", "list"),
+    "budgets": ("budgets",),
+    "config show": ("config", "show"),
+    "config check": ("config", "check"),
+    "surface show": ("surface", "show"),
+    "policy explain": ("policy", "explain", "me", "demo.post"),
+    "migrate status": ("migrate", "status"),
+    "health": ("health",),
     "doctor": ("doctor",),
 }
 
@@ -52,10 +70,19 @@ def _tables(plan: Plan, home: Path) -> list[Table]:
     if missing:
         del commands[HELP]
     elif runs((script, "--home", str(home), "tools", "add", "interlock.demo_tools")):
-        commands |= {f"interlock {name}": (script, "--home", str(home), *words) for name, words in DAILY.items()}
+        call = _call_of((script, "--home", str(home), "call", "demo.balance", '{"account": "cash"}', "--json"))
+        for name, words in DAILY.items():
+            said = [call if word == "CALL" else word for word in words]
+            commands[f"interlock {name}"] = (script, "--home", str(home), *said)
     figures = measure(commands, plan.rounds)
     rows = [(name, f"{figure.us / 1e3:.0f}", *_goal(name, figure)) for name, figure in figures.items()]
     return [Table("Start-up", ("", "CPU ms (user + system)", "goal", ""), rows, missing)]
+
+
+def _call_of(command: Sequence[str]) -> str:
+    """Make a call, and return its id."""
+    done = subprocess.run(command, capture_output=True, check=True)
+    return str(json.loads(done.stdout)["invocation_id"])
 
 
 def measure(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, Figure]:

@@ -57,7 +57,7 @@ from typing import Annotated
 from interlock import Context, Effect, Field, Precondition, Preview, tool
 
 PLACE = {place!r}
-write = partial(tool, version="1.0.0", mutation_class="write_reversible", namespace="nodes")
+write = partial(tool, version="1.0.0", mutation_class="write_reversible", namespace="nodes", timeout_s=600)
 Name = Annotated[str, Field(description="a name", examples=["a"])]
 
 
@@ -98,7 +98,7 @@ async def pay(context: Context, name: Name) -> str:
     return name
 
 
-@write(effects=[Effect("gate:{{name}}", "CREATE")], timeout_s=600)
+@write(effects=[Effect("gate:{{name}}", "CREATE")])
 async def gated(name: Name) -> str:
     """Make an entry, and wait until it may end."""
     note("gated", name)
@@ -107,7 +107,7 @@ async def gated(name: Name) -> str:
     return name
 
 
-@write(effects=[Effect("slow:{{name}}", "CREATE")], timeout_s=600)
+@write(effects=[Effect("slow:{{name}}", "CREATE")])
 async def hang(name: Name) -> str:
     """Make an entry and never return."""
     note("hung", name)

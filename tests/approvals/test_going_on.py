@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import hashlib
 import json
 from collections.abc import AsyncGenerator
@@ -200,20 +201,28 @@ async def test_of_two_approved_calls_that_take_the_last_use_of_a_standing_approv
     app: Interlock, clock: FakeClock
 ) -> None:
     """An attempt that loses the race is on record as a failure that allows another; nothing of the call began."""
-    tickets = [await ask(app, key=key) for key in "ab"]
-    for ticket in tickets:
-        await app.approvals.approve(ticket, by=BEN)
-    standing = await app.standing_approvals.grant(
-        "demo.mail", by=BEN, caller=ANN, arguments={"to": "carl", "note": "*"}, uses=1, expires_ms=clock.now_ms + 60_000
-    )
-    first = await asyncio.gather(*(app.approved_calls.resume(ticket) for ticket in tickets))
+    numbers = itertools.count()
+    while True:
+        number = next(numbers)
+        tickets = [await ask(app, key=f"{key}{number}") for key in "ab"]
+        for ticket in tickets:
+            await app.approvals.approve(ticket, by=BEN)
+        bounds = {"to": "carl", "note": "*"}
+        standing = await app.standing_approvals.grant(
+            "demo.mail", by=BEN, caller=ANN, arguments=bounds, uses=1, expires_ms=clock.now_ms + 60_000
+        )
+        before = len(outbox.sent)
+        first = await asyncio.gather(*(app.approved_calls.resume(ticket) for ticket in tickets))
+        if not all(one.ok for one in first):
+            break
+        # On a busy machine one of them may look only when the use is gone; then its own approval counts.
     assert sorted(str(code(one)) for one in first) == ["E3410", "None"]
     (lost,) = [ticket for ticket, one in zip(tickets, first, strict=True) if not one.ok]
     (won,) = [ticket for ticket in tickets if ticket != lost]
-    assert len(outbox.sent) == 1
+    assert len(outbox.sent) == before + 1
     assert (await app.approvals.show(lost)).state == "APPROVED", "its own approval was not used"
     assert (await app.approved_calls.resume(lost)).ok
-    assert len(outbox.sent) == 2
+    assert len(outbox.sent) == before + 2
     calls = {ticket: (await app.approvals.show(ticket)).call for ticket in tickets}
     ended = {ticket: records(app, call) for ticket, call in calls.items()}
     assert [(one["status"], one["approvalTicketId"]) for one in ended[won]] == [("SUCCESS", standing.id)]

@@ -57,9 +57,7 @@ def test_commands_that_meet_an_older_home_at_once_all_find_it_migrated(cli: Cli)
 def test_a_home_that_is_migrated_while_it_is_being_opened_is_refused(cli: Cli) -> None:
     with open(cli.home / "migrate.lock", "w") as newer:
         fcntl.flock(newer, fcntl.LOCK_EX)
-        child = subprocess.Popen(
-            [*INTERLOCK, "tools", "search", "x"], env=cli.environment, stderr=subprocess.PIPE, text=True
-        )
+        child = subprocess.Popen([*INTERLOCK, "health"], env=cli.environment, stderr=subprocess.PIPE, text=True)
         give_up = time.monotonic() + 30
         while not os.listdir(cli.home / "instances"):
             assert time.monotonic() < give_up

@@ -56,7 +56,7 @@ def fail_sometimes() -> None:
         raise RuntimeError("a bad release")
 
 
-# The time limits hold on a busy machine too.
+# The time limit holds on a busy machine too.
 @tool(version="1.0.0", mutation_class="read_only", namespace="cluster", timeout_s=60)
 async def look(name: Name) -> str:
     """Look at something."""
@@ -65,7 +65,7 @@ async def look(name: Name) -> str:
 
 
 @tool(
-    version="1.0.0", mutation_class="write_reversible", namespace="cluster", timeout_s=60,
+    version="1.0.0", mutation_class="write_reversible", namespace="cluster",
     effects=[Effect("entry:{{name}}", "CREATE")],
 )
 async def post(name: Name) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import hashlib
+import itertools
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path

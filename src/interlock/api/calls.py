@@ -148,8 +148,10 @@ class Calls:
 
     async def outcome(self, call_id: str, caller: Caller) -> Result | None:
         """The result of a call that the caller may see (`find` says so), while it is kept; of a failure, what is on
-        record for as long as the journal has it.
+        record for as long as the journal has it. None while the call runs in the background.
         """
+        if await self.background.runs_for(call_id, caller):
+            return None  # its record may be there already, and the result with all its words comes a moment later
         kept = await self.result(call_id, caller)
         return kept or failure_on_record(await self._parts.ownership.history(call_id))
 

@@ -28,6 +28,7 @@ from tests.support.proxy import Proxy
 TOOLS = '''
 import os
 import signal
+import threading
 import time
 from typing import Annotated
 
@@ -48,7 +49,8 @@ def hold(unit, transaction):
     if os.path.exists(path("hold-" + HOLDS)):
         os.rename(path("hold-" + HOLDS), path("held-" + HOLDS))
         if HOLDS.startswith("stopped"):
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: a signal to the process lets it go on until some thread has taken it.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         while HOLDS.startswith("cut") and not os.path.exists(path("go-on")):
             time.sleep(0.01)
     return done

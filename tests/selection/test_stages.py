@@ -303,10 +303,18 @@ def test_of_two_equal_tools_the_cheaper_is_chosen_and_the_trade_is_stated() -> N
     dear, cheap = Candidate("a.dear", 0.8, cost=0.5), Candidate("b.cheap", 0.79, cost=0.01)
     kept, stage = prefer_cheaper([dear, cheap], asked=True)
     assert [one.tool for one in kept] == ["b.cheap", "a.dear"]
-    assert stage.why == "b.cheap at 0.01 instead of a.dear at 0.5: saves 0.49 a call, for +0.010 of expected success"
+    assert stage.why == "b.cheap at 0.01 instead of a.dear at 0.5: saves 0.49 a call, with -0.010 of expected success"
+    assert stage.facts["trade"]["expected_success"] == -0.01
     assert prefer_cheaper([dear, cheap], asked=False)[0] == [dear, cheap]
-    worse = Candidate("c.worse", 0.79, cost=0.0, success=0.5)
-    assert prefer_cheaper([dear, worse], asked=True)[0] == [dear, worse]
+    # The cheapest of all that are equal, not the first of them that costs less.
+    between = Candidate("c.between", 0.8, cost=0.2)
+    assert prefer_cheaper([dear, between, cheap], asked=True)[0] == [cheap, dear, between]
+    for worse in (Candidate("d.worse", 0.79, cost=0.0, success=0.5), Candidate("e.worse", 0.77)):
+        assert prefer_cheaper([dear, worse], asked=True)[0] == [dear, worse]
+    # A rule is what the operator decided.
+    ruled = replace(dear, reason="rule")
+    kept, stage = prefer_cheaper([ruled, cheap], asked=True)
+    assert (kept, stage.why) == ([ruled, cheap], "a rule decided")
 
 
 def test_of_equal_tools_the_faster_is_chosen_and_no_dearer_one_where_cost_counts_too() -> None:
@@ -315,7 +323,7 @@ def test_of_equal_tools_the_faster_is_chosen_and_no_dearer_one_where_cost_counts
     kept, stage = prefer_faster([slow, fast, quick], asked=True)
     assert [one.tool for one in kept] == ["b.fast", "a.slow", "c.quick"]
     assert stage.why == (
-        "b.fast at 20.0 ms instead of a.slow at 900.0 ms: saves 880.0 ms a call, for +0.010 of expected success and"
+        "b.fast at 20.0 ms instead of a.slow at 900.0 ms: saves 880.0 ms a call, with -0.010 of expected success and"
         " +0.25 of cost"
     )
     assert prefer_faster([slow, fast, quick], asked=True, cheaper=True)[0][0] == quick

@@ -19,11 +19,13 @@ from pydantic import BaseModel
 from bench.search import choice_table
 from interlock import Failure, Field, Interlock, demo_tools, tool
 from interlock.call.capability import ToolGrant
+from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.window.affordances import (
     DETAIL,
     Affordances,
     compile_affordances,
+    declaration,
     detail,
     folded,
     knapsack,
@@ -170,10 +172,34 @@ def test_the_compiled_text_is_within_the_budget_and_what_remains_is_exact(count:
     assert loaded == [name for name in ranked if name in loaded]
     others = [name for name in ranked if name not in loaded]
     assert [*found.signatures, *found.left_out] == others
+    if found.left_out and found.index != "none" and count is not doubling:
+        assert count(found.text + signature_text(found.left_out[0], CATALOG[found.left_out[0]])) > budget
+    # The index gives way only where it does not fit itself, and then the categories take its place.
+    whole = fitted(names, {}, 10**6, count)
+    assert (found.index == "tools") is (whole.tokens <= budget)
+    if whole.tokens > budget:
+        smaller = fitted(names, {}, whole.tokens - 1, count)
+        assert smaller.index != "categories" or (found.index == "categories") is (smaller.tokens <= budget)
     for name in loaded:
         assert schema_text(name, CATALOG[name], count) in found.text
     for name in found.signatures:
         assert signature_text(name, CATALOG[name]) in found.text
+
+
+@pytest.mark.proves("SURF-05")
+def test_a_schema_is_shown_without_its_nested_parts_if_it_has_more_than_400_tokens() -> None:
+    def shown(words: int) -> tuple[int, Json]:
+        nested = {"type": "object", "properties": {"a": {"type": "string", "description": "word " * words}}}
+        manifest: Json = {"description": "x", "parameters": {"type": "object", "properties": {"deep": nested}}}
+        document = {"name": "a.b", "description": "x", "parameters": manifest["parameters"]}
+        deep = declaration("a.b", manifest, estimate)["parameters"]["properties"]["deep"]
+        return estimate(encode(document).decode()), deep
+
+    told = [shown(words) for words in range(300, 450)]
+    assert min(size for size, _ in told) <= 400 < max(size for size, _ in told)
+    for size, deep in told:
+        assert ("properties" in deep) is (size <= 400)
+        assert (DETAIL in deep) is (size > 400)
 
 
 @pytest.mark.proves("SURF-04")

@@ -209,6 +209,7 @@ async def test_a_block_states_the_facts_of_its_call(app: Interlock) -> None:
         assert (block.timestamp, block.source) == (source["timestamp"], source["source"])
         assert (block.freshness, block.confidence) == (source["freshness"], f"{source['confidence']:g}")
         (record,) = [one for one in await app.ownership.history(block.invocation_id) if one.get("states")]
+        assert (block.timestamp, block.source) == (record["timestamp"], record["toolId"])
         assert block.tool_id == f"{record['toolId']}@{record['version']}"
     assert len(list(read_blocks(window.text))) == 3
 
@@ -246,6 +247,7 @@ async def test_no_output_escapes_its_block_wherever_it_enters_a_context(app: Int
                 (block,) = read_blocks(shown)
                 assert (block.tool_id, block.invocation_id) == (result.tool, result.invocation_id)
         blocks = list(read_blocks(window.text))
+        assert bool(blocks) is (room > 60)  # of which not even a pointer has room
         assert window.text.count("<") == 2 * len(blocks)
         assert "".join(one.text() for one in blocks) == window.text
 

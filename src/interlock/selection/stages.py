@@ -153,14 +153,14 @@ def prefer_cheaper(candidates: Sequence[Candidate], *, asked: bool) -> tuple[lis
     chosen = [best, *(one for one in candidates if one is not best)]
     why = (
         f"{best.tool} at {best.cost:g} instead of {first.tool} at {first.cost:g}: saves {first.cost - best.cost:g} a"
-        f" call, for {first.expected - best.expected:+.3f} of expected success"
+        f" call, with {_gained(best, first):+.3f} of expected success"
     )
     trade: Json = {
         "chosen": best.tool,
         "instead_of": first.tool,
         "cost": best.cost,
         "saved": round(first.cost - best.cost, 9),
-        "expected_success": round(best.expected - first.expected, 4),
+        "expected_success": _gained(best, first),
     }
     return chosen, Stage("cost", before, _names(chosen), why, {"trade": trade})
 
@@ -198,10 +198,15 @@ def prefer_faster(
     kept = [best, *(one for one in candidates if one is not best)]
     why = (
         f"{best.tool} at {latency_ms:.1f} ms instead of {first.tool} at {first.latency_ms:.1f} ms: saves"
-        f" {first.latency_ms - latency_ms:.1f} ms a call, for {first.expected - best.expected:+.3f} of expected success"
+        f" {first.latency_ms - latency_ms:.1f} ms a call, with {_gained(best, first):+.3f} of expected success"
         f" and {best.cost - first.cost:+g} of cost"
     )
     return kept, Stage("latency", before, _names(kept), why)
+
+
+def _gained(chosen: Candidate, first: Candidate) -> float:
+    """How much more often the chosen tool is expected to succeed than the one that was first; negative if less."""
+    return round(chosen.expected - first.expected, 4) or 0.0
 
 
 def _names(candidates: Iterable[Candidate]) -> tuple[str, ...]:

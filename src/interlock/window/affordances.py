@@ -342,16 +342,20 @@ def compile_affordances(
     for place, one in enumerate(ranked):
         if place in chosen:
             continue
-        if one.signature_tokens > room or index == "none":
+        if index == "none":
             break
-        pieces.append(_Piece("signature", signature_text(one.id, manifest_of(one.id)), one.id))
+        signature = _Piece("signature", signature_text(one.id, manifest_of(one.id)), one.id)
         room -= one.signature_tokens
-    # The pieces were counted one by one. A counter by which the whole has more tokens than its parts costs the last.
-    while (tokens := count("".join(one.text for one in pieces))) > budget:
+        # Parts that are counted one by one may have a few tokens more than the whole.
+        if room < 0 and (room := budget - count(_joined([*pieces, signature]))) < 0:
+            break
+        pieces.append(signature)
+    # A counter by which the whole has more tokens than its parts costs the last of them.
+    while (tokens := count(text := _joined(pieces))) > budget:
         pieces.pop()
     placed = {one.tool for one in pieces}
     return Affordances(
-        text="".join(one.text for one in pieces),
+        text=text,
         tokens=tokens,
         budget=budget,
         index=index,
@@ -360,6 +364,10 @@ def compile_affordances(
         left_out=tuple(one.id for one in ranked if one.id not in placed),
         sizes=sizes(offers),
     )
+
+
+def _joined(pieces: Iterable[_Piece]) -> str:
+    return "".join(one.text for one in pieces)
 
 
 def _indexes(offers: Sequence[Offer]) -> Iterator[tuple[Index, str]]:

@@ -326,6 +326,14 @@ def test_searches_load_no_stemmers_of_other_languages_and_no_metadata_of_package
 
 
 @OF_A_FILE
+def test_tokens_are_issued_and_inspected_without_what_fetches_keys(cli: Cli) -> None:
+    said, others, _ = loaded(cli.home, "token", "issue", "--agent", "bot")
+    assert others == {"asyncio", "cedarpy", "click", "cryptography", "orjson", "ssl"}
+    _, others, _ = loaded(cli.home, "token", "inspect", said.strip())
+    assert not others & (SELDOM | {"email", "pydantic"})
+
+
+@OF_A_FILE
 def test_an_examination_loads_no_driver_of_a_server_and_no_settings(cli: Cli) -> None:
     _, others, own = loaded(cli.home, "doctor")
     assert not others & {"psycopg", "yaml"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import sys
 from collections.abc import Generator
@@ -13,39 +12,12 @@ from typing import Any
 import click
 
 from interlock._version import __version__
-from interlock.cli.command import TOKEN
+from interlock.cli.command import TOKEN, LazyGroup
 from interlock.cli.output import Session
 
 
-class LazyGroup(click.Group):
-    """A group whose commands live in modules that are imported when they are asked for."""
-
-    def __init__(self, *args: object, lazy: dict[str, str], **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType] - click's own arguments, passed on
-        self._lazy = lazy
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._lazy)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        where = self._lazy.get(cmd_name)
-        if where is None:
-            return None
-        module, _, name = where.partition(":")
-        found: click.Command = getattr(importlib.import_module(f"interlock.cli.{module}"), name)
-        return found
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if name not in self._lazy and not name.startswith("-") and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, self._lazy, n=1)
-            meant = f" Did you mean '{near[0]}'?" if near else ""
-            raise click.UsageError(f"No such command '{name}'.{meant}", ctx)
-        return super().resolve_command(ctx, args)
+class _Root(LazyGroup):
+    """The group of all commands. It prints the envelope of a command that is not understood."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _envelope_of_usage():
@@ -89,7 +61,7 @@ def _print_envelope(words: str) -> None:
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=_Root,
     lazy={
         "demo": "demo:demo",
         "serve": "serve:serve",

@@ -6,13 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.call import follow
-from interlock.cli.call_control import cancel, resume, undo
-from interlock.cli.call_details import checkpoints, inputs, save, show, trace
-from interlock.cli.command import at_server, reading
+from interlock.cli.command import LazyGroup, at_server, reading
 from interlock.cli.output import Output
-from interlock.cli.payloads import part_of_result, payload
-from interlock.cli.reconcile import reconcile
 from interlock.cli.viewer import time_at_rest
 
 if TYPE_CHECKING:
@@ -24,7 +19,24 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-@click.group(short_help="Calls and outcomes: list, show, follow, cancel, undo.")
+@click.group(
+    cls=LazyGroup,
+    lazy={
+        "cancel": "call_control:cancel",
+        "checkpoints": "call_details:checkpoints",
+        "follow": "call:follow",
+        "inputs": "call_details:inputs",
+        "part": "payloads:part_of_result",
+        "payload": "payloads:payload",
+        "reconcile": "reconcile:reconcile",
+        "resume": "call_control:resume",
+        "save": "call_details:save",
+        "show": "call_details:show",
+        "trace": "call_details:trace",
+        "undo": "call_control:undo",
+    },
+    short_help="Calls and outcomes: list, show, follow, cancel, undo.",
+)
 def calls() -> None:
     """Calls and their outcomes: list, show, follow, cancel, resume and undo them.
 
@@ -241,9 +253,3 @@ def _answer_top(out: Output, lead: Lead, document: Json) -> int:
 
     out.answer(document, show)
     return 0
-
-
-for _command in (
-    show, checkpoints, inputs, trace, save, undo, cancel, resume, payload, part_of_result, follow, reconcile
-):  # fmt: skip
-    calls.add_command(_command)

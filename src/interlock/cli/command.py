@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import sys
 import threading
@@ -22,6 +23,40 @@ if TYPE_CHECKING:
     from interlock.store.port import Reader
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class LazyGroup(click.Group):
+    """A group of commands whose modules are imported when they are asked for: `lazy` says where, as module:name.
+
+    Help lists them as they stand there; in order of name if the group has other commands too.
+    """
+
+    def __init__(self, *args: object, lazy: dict[str, str], **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType] - click's own arguments, passed on
+        self._lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted((*self._lazy, *self.commands)) if self.commands else list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        where = self._lazy.get(cmd_name)
+        if where is None:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = where.partition(":")
+        found: click.Command = getattr(importlib.import_module(f"interlock.cli.{module}"), name)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, known, n=1)
+            meant = f" Did you mean '{near[0]}'?" if near else ""
+            raise click.UsageError(f"No such command '{name}'.{meant}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 def over_home(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:

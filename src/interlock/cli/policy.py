@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from interlock.cli.command import anywhere, at_server, looking, over_home, without_home
+from interlock.cli.command import anywhere, at_rest, at_server, looking, over_home, without_home
 from interlock.cli.completion import tool_names
 from interlock.cli.output import Output
 from interlock.cli.values import parse_json
-from interlock.cli.viewer import Local, Remote, Viewer
+from interlock.cli.viewer import AtRest, Local, Remote, Viewer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
+    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -208,8 +209,18 @@ async def _explain_at_server(server: Server, out: Output, /, who: str, tool: str
     return _answer_explanation(out, await Remote.of(server), explanation, who)
 
 
+def _explain_at_rest(reader: Reader, out: Output, /, who: str, tool: str, arguments: str) -> int | None:
+    from interlock.api.parts_at_rest import explain as explained
+
+    explanation = explained(reader, out.session.path, who, tool, _object(arguments))
+    if explanation is None:
+        return None
+    return _answer_explanation(out, AtRest(reader, out.session.path), explanation, who)
+
+
 @policy.command(short_help="Why somebody may call a tool, or may not.")
 @at_server(_explain_at_server)
+@at_rest(_explain_at_rest)
 @click.argument("who")
 @click.argument("tool", metavar="TOOL[@RANGE]", shell_complete=tool_names)
 @click.argument("arguments", default="{}")

@@ -1,6 +1,6 @@
 """`interlock tools`: the registered tools. Lists, searches, shows, exports and compares them.
 
-Admission is in `admission`, deprecation and quarantine in `retirement`.
+Admission is in `admission`, deprecation and quarantine in `retirement`, exports in `tool_export`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli import admission, retirement, selection, window
 from interlock.cli.command import (
+    LazyGroup,
     at_rest,
     at_server,
     looking,
@@ -26,10 +26,28 @@ if TYPE_CHECKING:
     from interlock.store.port import Reader
 
 Json = dict[str, Any]
-_ALL = 1 << 31
 
 
-@click.group(short_help="The tools that agents may call: add, show, test, retire.")
+@click.group(
+    cls=LazyGroup,
+    lazy={
+        "add": "admission:add",
+        "affordances": "window:affordances",
+        "cost": "window:cost",
+        "deprecate": "retirement:deprecate",
+        "evaluate": "selection:evaluate",
+        "export": "tool_export:export",
+        "quarantine": "retirement:quarantine",
+        "recommend": "selection:recommend",
+        "release": "retirement:release",
+        "schema": "window:schema",
+        "search": "selection:search",
+        "select": "selection:select",
+        "test": "admission:test",
+        "train-router": "selection:train_router",
+    },
+    short_help="The tools that agents may call: add, show, test, retire.",
+)
 def tools() -> None:
     """The tools that agents may call: add, show, test and retire them.
 
@@ -39,75 +57,13 @@ def tools() -> None:
     """
 
 
-for _command in (
-    admission.add, admission.test, retirement.deprecate, retirement.quarantine, retirement.release,
-    window.cost, window.affordances, window.schema, selection.search, selection.select,
-    selection.train_router, selection.evaluate, selection.recommend,
-):  # fmt: skip
-    tools.add_command(_command)
-
-
-# export
-
-
-async def _export_at_server(
-    server: Server, out: Output, /, names: tuple[str, ...], provider: str, *, strict: bool
-) -> int:
-    asked = {"provider": provider, "strict": strict, "tool": names or None, "limit": 500}
-    return _answer_export(out, await _pages(server, "/v1/tools/declarations", **asked))
-
-
-async def _pages(server: Server, path: str, **query: Any) -> list[Json]:
-    """The tools of all pages."""
-    found: list[Json] = []
-    cursor: str | None = None
-    while True:
-        page = await server.get(path, cursor=cursor, **query)
-        found += page["tools"]
-        cursor = page["cursor"]
-        if cursor is None:
-            return found
-
-
-@tools.command(short_help="Tools as OpenAI, Anthropic or Gemini take them.")
-@at_server(_export_at_server)
-@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=tool_names)
-@click.option(
-    "--format", "provider", type=click.Choice(["openai-chat", "openai-responses", "anthropic", "gemini"]),
-    required=True, help="The provider whose format to use.",
-)  # fmt: skip
-@click.option("--strict", is_flag=True, help="The strict form, where a tool's schema has one.")
-@looking
-async def export(app: Interlock, out: Output, /, names: tuple[str, ...], provider: Any, *, strict: bool) -> int:
-    """Tools as OpenAI, Anthropic or Gemini take them: the `tools` of a request.
-
-    POST /v1/tools/calls takes a tool call of the model as it came, makes it, and returns the message for the
-    conversation.
-
-    \b
-    interlock tools export --format anthropic > tools.json
-    interlock tools export --format openai-chat --strict demo.balance
-    """
-    from interlock.api.declarations import Declarations
-
-    document, _ = await Declarations(app, app.tools).declarations(
-        provider, app.caller, strict=strict, names=names, limit=_ALL
-    )
-    return _answer_export(out, document)
-
-
-def _answer_export(out: Output, document: list[Json]) -> int:
-    import json
-
-    out.answer(document, lambda _: click.echo(json.dumps(document, indent=2, ensure_ascii=False)))
-    return 0
-
-
-# list, search and show
+# list and show
 
 
 async def _list_at_server(server: Server, out: Output, /) -> int:
-    found = await _pages(server, "/v1/tools", limit=500)
+    from interlock.cli.tool_export import pages
+
+    found = await pages(server, "/v1/tools", limit=500)
     documents = [
         {
             "tool": one["tool_id"],

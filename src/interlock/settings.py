@@ -339,6 +339,14 @@ class Settings(pydantic.BaseModel):
         description="the same for one agent, by its id, in place of `egress`; it must list the upstreams it calls too",
     )
 
+    sandbox_grace_s: float = pydantic.Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="how long sandboxed code may clean up once its call was cancelled or is out of time; 0 kills it at "
+        "once",
+    )
+
     deprecation_extend_days: int = pydantic.Field(
         7,
         ge=0,

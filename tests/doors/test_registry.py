@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import grpc
+import grpc.aio
 import httpx
 import pytest
 
@@ -19,6 +22,7 @@ from interlock.api.service import Service
 from interlock.authority.secrets import Credential, SecretSource
 from interlock.call.capability import ToolGrant
 from interlock.core.errors import Failure
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.retirement import deprecate
 from interlock.testing import FakeClock
 from tests import sample
@@ -58,6 +62,9 @@ class Clients(SdkWires):
             return Heard(told.data, told.deprecation)
         retry_after_ms, details = told.envelope.get("retryAfterMs"), told.envelope.get("details")
         return Heard(None, None, *told.error[:2], retry_after_ms, details or None)
+
+    async def discover(self, **asked: Any) -> wire.DiscoverResponse:
+        return await self.stub.Discover(wire.DiscoverRequest(**asked), metadata=self.metadata("full"))
 
 
 @asynccontextmanager
@@ -139,9 +146,7 @@ def takes(*required: str, **parts: str) -> Json:
     return {"type": "object", "properties": {n: {"type": kind} for n, kind in parts.items()}, "required": [*required]}
 
 
-@pytest.mark.part_of(
-    "REG-13", rest="listing over gRPC (Discover) and GET /v1/tools, which take no expectation and list such tools"
-)
+@pytest.mark.proves("REG-13")
 async def test_a_tool_that_is_not_what_an_agent_expects_is_kept_off_its_surface(tmp_path: Path) -> None:
     expected = {
         "demo.note": takes("text", text="string"),
@@ -178,11 +183,70 @@ async def test_a_tool_that_is_not_what_an_agent_expects_is_kept_off_its_surface(
                 listed = await client.list_tools(meta={"interlock/expects": expected})
                 assert [one.name for one in listed.tools] == [name.replace(".", "-") for name in usable], door
 
+        text = json.dumps(expected)
+        listed = await clients.http.get("/v1/tools", params={"expected": text}, headers=headers)
+        assert [one["tool_id"] for one in listed.json()["tools"]] == usable
+        discovered = await clients.discover(expected_json=text.encode())
+        assert [one.tool_id for one in discovered.tools] == usable
+
         wrong = {"demo.note": {"type": "nonsense"}}
         assert (await rpc("tools.list", expected=wrong))["error"]["data"]["error_code"] == "E3004"
+        assert (await rpc("tools.search", query="a note", expected=wrong))["error"]["data"]["error_code"] == "E3004"
+        for sent in (json.dumps(wrong), "[]", "{", '{"demo.note": {"type": "object"}, "more', "{} {}", "null"):
+            refused = await clients.http.get("/v1/tools", params={"expected": sent}, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["error_code"]) == (400, "E3004"), sent
+            with pytest.raises(grpc.aio.AioRpcError, match="expected"):
+                await clients.discover(expected_json=sent.encode())
         assert (await rpc("tools.list", expected=[]))["error"]["code"] == -32602
         nobody = await clients.http.post("/v1/tools/negotiate", json={"expected": {"no.such": {}}}, headers=headers)
         assert (nobody.status_code, nobody.json()["error"]["error_code"]) == (404, "E3101")
+
+
+@pytest.mark.proves("REG-13")
+async def test_pages_and_searches_have_no_tool_that_is_not_what_an_agent_expects(tmp_path: Path) -> None:
+    expected = {"demo.shout": takes("loudness", loudness="integer"), "demo.add": takes("a", a="integer", c="integer")}
+    text = json.dumps(expected)
+    usable = ["demo.add", "demo.echo", "demo.note"]
+    async with opened(tmp_path) as clients:
+        await admit(clients.app, note, sample.add, sample.echo, sample.shout)
+        headers = clients.bearer("full")
+
+        async def rest(**params: Any) -> Json:
+            return (await clients.http.get("/v1/tools", params=params, headers=headers)).json()
+
+        async def rpc(method: str, **params: Any) -> Json:
+            request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+            return (await clients.http.post("/rpc", json=request, headers=headers)).json()["result"]
+
+        over: dict[str, list[str]] = {"rest": [], "grpc": []}
+        page = await rest(limit=1, expected=text)
+        while True:
+            over["rest"] += [one["tool_id"] for one in page["tools"]]
+            if page["cursor"] is None:
+                break
+            page = await rest(limit=1, expected=text, cursor=page["cursor"])
+        discovered = await clients.discover(page_size=1, expected_json=text.encode())
+        while True:
+            over["grpc"] += [one.tool_id for one in discovered.tools]
+            if not discovered.next_page_token:
+                break
+            more = discovered.next_page_token
+            discovered = await clients.discover(page_size=1, expected_json=text.encode(), page_token=more)
+        assert over == {"rest": usable, "grpc": usable}
+
+        query = "shout a text"
+        whole = [one["tool_id"] for one in (await rest(q=query))["tools"]]
+        assert whole[0] == "demo.shout"
+        assert len(whole) > 1
+        for limit in (1, 10):
+            discovered = await clients.discover(query=query, page_size=limit, expected_json=text.encode())
+            found: dict[str, list[Json]] = {
+                "rest": (await rest(q=query, limit=limit, expected=text))["tools"],
+                "jsonrpc": (await rpc("tools.search", query=query, limit=limit, expected=expected))["tools"],
+                "grpc": [{"tool_id": one.tool_id} for one in discovered.tools],
+            }
+            for door, tools in found.items():
+                assert [one["tool_id"] for one in tools] == whole[1 : 1 + limit], door
 
 
 # Services

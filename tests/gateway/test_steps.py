@@ -81,11 +81,7 @@ def _hooks(app: Interlock) -> list[str]:
     return ran
 
 
-@pytest.mark.part_of(
-    "LIFE-02",
-    rest="an abort signal inside the sandbox, where the processes are stopped instead; after a fault in linking or "
-    "telemetry the last event is still sent, because a call has one end (LIFE-08)",
-)
+@pytest.mark.proves("LIFE-02")
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_a_call_is_queued_after_it_is_allowed_and_before_anything_of_it_runs(
     app: Interlock, stopped: bool

@@ -27,6 +27,7 @@ def site(clock: Clock | None = None) -> Site:
         violated=lambda call, attempts: None,
         checkpoints=None,
         sandbox=None,
+        grace_s=0.2,
         read_file=_no_file,
     )
 

@@ -14,11 +14,11 @@ call of one passes the same checks as any other.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from interlock.api.apps import is_for_apps
 from interlock.api.blocked import Blocked
@@ -34,6 +34,7 @@ from interlock.registry.version import Version
 from interlock.store import surfaces
 
 if TYPE_CHECKING:
+    from interlock.api.comparisons import Expected
     from interlock.api.parts import Parts
     from interlock.api.tools import Tools
     from interlock.data.schema import Json
@@ -300,7 +301,7 @@ class Surfaces:
         return loaded, deferred
 
     async def page(
-        self, caller: Caller, door: str, cursor: str | None, limit: int, expected: Mapping[str, Any] | None = None
+        self, caller: Caller, door: str, cursor: str | None, limit: int, expected: Expected | None = None
     ) -> Page:
         """A page of the tools that a caller is offered at an endpoint: all of a surface that defers, else as ever."""
         if self.concern(door):
@@ -310,12 +311,12 @@ class Surfaces:
         return await self._tools.page(caller, cursor, limit, expected)
 
     async def search_at(
-        self, query: str, caller: Caller, door: str, limit: int, by: str
+        self, query: str, caller: Caller, door: str, limit: int, by: str, expected: Expected | None = None
     ) -> tuple[SearchAnswer, list[FoundTool], list[Json]]:
         """Search at an endpoint: the whole answer, the loaded tools of it, and the deferred ones."""
         if self.concern(door):
             caller = await self.attach(caller, door)
-        answer = await self._tools.search(query, caller, limit, by)
+        answer = await self._tools.search(query, caller, limit, by, expected=expected)
         return answer, *self.discovered(answer, caller)
 
     async def load(self, names: Sequence[str], caller: Caller, *, apps: bool = True) -> list[Version]:

@@ -6,36 +6,30 @@ a part which the agent requires is then kept off its surface; how far each offer
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from interlock.api.blocked import Blocked, credentials_of
 from interlock.api.denials import Denials
 from interlock.api.exclusions import Exclusions
 from interlock.api.requests import DEFAULT_LIMIT
-from interlock.api.search import Search, SearchAnswer
+from interlock.api.search import MOST_FOUND, Search, SearchAnswer
 from interlock.call.context import Caller
-from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.record import dataclass
-from interlock.data.schema import Json, compile_validator
+from interlock.data.schema import Json
 from interlock.registry.version import Version
 
 if TYPE_CHECKING:
+    from interlock.api.comparisons import Expected, Match
     from interlock.api.parts import Parts
-    from interlock.registry.compat import Negotiation, VersionSurface
 
-__all__ = ["DEFAULT_LIMIT", "PAGE", "Match", "Page", "Tools", "compare_versions", "sees"]
+__all__ = ["DEFAULT_LIMIT", "PAGE", "Page", "Tools", "sees"]
 
 PAGE = 100
-MOST_EXPECTED = 1000
-# Values in all schemas together. Compiling and comparing them takes about 15 µs for each, on the event loop.
-MOST_EXPECTED_VALUES = 2500
-
-Expected = Mapping[str, Any]
 _ADDRESS = expression(r"[a-z][a-z0-9_-]{0,254}\.[a-z][a-z0-9_]{0,254}")
 
 
@@ -45,29 +39,6 @@ class Page:
 
     versions: Sequence[Version]
     cursor: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The result of comparing a tool with what an agent expects of it."""
-
-    version: Version
-    comparison: Negotiation
-
-    @property
-    def usable(self) -> bool:
-        from interlock.registry.compat import CompatOutcome
-
-        return self.comparison.outcome is not CompatOutcome.INCOMPATIBLE
-
-    def document(self) -> Json:
-        row = self.version.row
-        return {
-            "tool_id": row.address,
-            "version": row.version,
-            "outcome": self.comparison.outcome.value,
-            "missing": list(self.comparison.missing),
-        }
 
 
 class Tools:
@@ -95,19 +66,18 @@ class Tools:
     ) -> Iterator[Version]:
         """The same, one after the other; from behind a name on, or among some tools."""
         kept_out = self._parts.quarantine.holds
-        address = self._parts.catalog.address
-        wanted = {await address(name): schema for name, schema in _checked(expected or {}).items()}
+        usable = await _usable(expected, self._parts)
         return (
             one
             for one in await self._parts.catalog.newest(caller.capability, after, among)
-            if self.sees(caller, one)
-            and not kept_out(one.row.digest)
-            and (one.row.address not in wanted or _match(one, wanted[one.row.address]).usable)
+            if self.sees(caller, one) and not kept_out(one.row.digest) and usable(one)
         )
 
     async def negotiate(self, expected: Expected, caller: Caller) -> list[Match]:
         """Compare tools with what an agent expects of them; E3101 for one that the caller does not see."""
-        return [_match(await self.find(name, None, caller), schema) for name, schema in _checked(expected).items()]
+        from interlock.api.comparisons import checked, match
+
+        return [match(await self.find(name, None, caller), schema) for name, schema in checked(expected).items()]
 
     async def page(
         self, caller: Caller, cursor: str | None = None, limit: int = PAGE, expected: Expected | None = None
@@ -182,6 +152,8 @@ class Tools:
 
     async def compare(self, name: str, old: str, new: str, caller: Caller) -> Json:
         """The changes between two versions of a tool that the caller may use. Versions past removal are included."""
+        from interlock.api.comparisons import compare_versions
+
         known = {one.row.version: one for one in await self.versions(name, caller)}
         before, after = [
             known.get(spec.lstrip("=v ")) or await self.find(name, f"={spec.lstrip('=v ')}", caller)
@@ -204,14 +176,26 @@ class Tools:
         return self._parts.latencies.describe(version.contract.ref, version.content.document)
 
     async def search(
-        self, query: str, caller: Caller, limit: int = DEFAULT_LIMIT, by: str = "both", *, apps: bool = False
+        self,
+        query: str,
+        caller: Caller,
+        limit: int = DEFAULT_LIMIT,
+        by: str = "both",
+        *,
+        apps: bool = False,
+        expected: Expected | None = None,
     ) -> SearchAnswer:
         """The tools that fit a request best, best first; by words, meaning or both.
 
         Tools that the policy denies the caller, whatever they send, do not exist for a search. Nor do those for the
-        interfaces of MCP Apps alone, unless the client shows interfaces (`apps`).
+        interfaces of MCP Apps alone, unless the client shows interfaces (`apps`), and those that are not what the
+        caller expects of them.
         """
-        answer = await self._search.find(query, caller, limit, by, apps=apps, allowed=True)
+        usable = await _usable(expected, self._parts)
+        most = limit if expected is None or not 1 <= limit <= MOST_FOUND else MOST_FOUND
+        answer = await self._search.find(query, caller, most, by, apps=apps, allowed=True)
+        if expected is not None:
+            answer[:] = [one for one in answer if usable(one.version)][:limit]
         settings = self._parts.settings
         if settings.selection_searches and settings.selection_requests == "sealed" and answer:
             from interlock.api.request_records import note_search
@@ -220,78 +204,23 @@ class Tools:
         return answer
 
 
-def compare_versions(before: Version, after: Version) -> Json:
-    """The changes for callers between two versions, and the step up in version that they need."""
-    from interlock.registry.compat import classify
-
-    found = classify(_surface(before), _surface(after))
-    return {
-        "tool": before.row.address,
-        "old": before.row.version,
-        "new": after.row.version,
-        "level": found.level,
-        "bump": bump_between(before.row.version, after.row.version),
-        "changes": [
-            {"level": one.level, "side": one.side, "pointer": one.pointer, "what": one.what} for one in found.changes
-        ],
-    }
-
-
-def _surface(version: Version) -> VersionSurface:
-    from interlock.registry.compat import VersionSurface
-
-    manifest = version.contract.manifest
-    return VersionSurface(
-        input=manifest.parameters,
-        output=True if manifest.result_schema is None else manifest.result_schema,
-        tolerant_output=manifest.tolerant_output,
-        declared_behaviour_change=manifest.behaviour_change,
-    )
-
-
 def _unknown(_: str) -> None:
     return None
 
 
-def _checked(expected: Expected) -> Expected:
-    """Check that all expectations are schemas (E3004)."""
-    if len(expected) > MOST_EXPECTED:
-        raise Failure("E3004", f"say what is expected of {MOST_EXPECTED} tools at most")
-    if _more_values(expected, MOST_EXPECTED_VALUES):
-        raise Failure(
-            "E3004",
-            f"the schemas of what is expected hold more than {MOST_EXPECTED_VALUES:,} values together",
-            resolution="ask about fewer tools at a time, or state only the parts that you need",
-        )
-    for name, schema in expected.items():
-        try:
-            compile_validator(schema)
-        except Failure as failure:
-            raise Failure("E3004", f"what is expected of `{name}` is not a schema: {failure.message}") from None
-    return expected
+async def _usable(expected: Expected | None, parts: Parts) -> Callable[[Version], bool]:
+    """Whether a tool is one that a caller can use who expects this of tools."""
+    if expected is None:
+        return _any
+    from interlock.api.comparisons import checked, match  # for agents that expect something; most do not
+
+    address = parts.catalog.address
+    wanted = {await address(name): schema for name, schema in checked(expected).items()}
+    return lambda one: one.row.address not in wanted or match(one, wanted[one.row.address]).usable
 
 
-def _more_values(document: Any, most: int) -> bool:
-    """Whether a document holds more values than `most`. Looks at no more than that."""
-    waiting: list[Any] = [document]
-    while waiting:
-        one = waiting.pop()
-        inner: Collection[Any] = ()
-        if isinstance(one, Mapping):
-            inner = cast("Mapping[str, Any]", one).values()
-        elif isinstance(one, list):
-            inner = cast("list[Any]", one)
-        most -= len(inner)
-        if most < 0:
-            return True
-        waiting.extend(inner)
-    return False
-
-
-def _match(version: Version, expected: Any) -> Match:
-    from interlock.registry.compat import negotiate
-
-    return Match(version, negotiate(expected, version.contract.input.model_facing))
+def _any(_: Version) -> bool:
+    return True
 
 
 def sees(caller: Caller, version: Version) -> bool:

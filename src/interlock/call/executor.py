@@ -27,10 +27,12 @@ class Unfinished(Protocol):
 class Executor(ABC):
     """Runs granted calls. It has no other entry point.
 
-    `makes_context`: the executor makes the context of a read itself, when there is something to report.
+    `makes_context`: the executor makes the context of a read itself, when there is something to report. `grace_s`: how
+    long a tool that was cut off may take to clean up before it is killed.
     """
 
     makes_context = False
+    grace_s = 0.0
 
     def __init__(self, grant: object) -> None:
         self._grant = grant

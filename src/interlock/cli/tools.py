@@ -286,8 +286,8 @@ async def _diff_at_server(server: Server, out: Output, /, tool: str, old: str, n
 
 
 def _diff_at_rest(reader: Reader, out: Output, /, tool: str, old: str, new: str) -> int:
+    from interlock.api.comparisons import compare_versions
     from interlock.api.tool_listing import version_at_rest
-    from interlock.api.tools import compare_versions
 
     before, after = [version_at_rest(reader, out.session.path, tool, f"={version}") for version in (old, new)]
     return _answer_diff(out, compare_versions(before, after))
@@ -306,8 +306,8 @@ async def diff(app: Interlock, out: Output, /, tool: str, old: str, new: str) ->
     \b
     interlock tools diff demo.post 1.2.0 2.0.0
     """
+    from interlock.api.comparisons import compare_versions
     from interlock.api.tool_listing import any_version
-    from interlock.api.tools import compare_versions
 
     before, after = [await any_version(app.catalog, tool, f"={version}") for version in (old, new)]
     return _answer_diff(out, compare_versions(before, after))

@@ -47,6 +47,7 @@ class IsolatedExecutor(Executor):
     def __init__(self, site: Site, opener: Callable[[], Awaitable[Sandbox]] | None = None) -> None:
         super().__init__(site.grant)
         self._site = site
+        self.grace_s = site.grace_s
         self._confinement = Confinement(site)
         self._opener = opener or partial(_open, site.sandbox)
         self._opening: asyncio.Future[Sandbox] | None = None
@@ -62,9 +63,9 @@ class IsolatedExecutor(Executor):
         refused: list[EgressRefusal] = []
         confined = self._confinement.of(granted, refused)
         job = (
-            function_job(granted, context, confined, self._site.checkpoints)
+            function_job(granted, context, confined, self._site.checkpoints, self.grace_s)
             if program is None
-            else program_job(program, granted, confined, self._site.clock)
+            else program_job(program, granted, confined, self._site.clock, self.grace_s)
         )
         outcome = await sandbox.run(
             job,

@@ -21,7 +21,7 @@ LAST_BYTES = 16 << 10
 LAST_LINES, LINE_LENGTH = 5, 200
 
 
-def program_job(program: Execution, granted: Granted, confined: Json, clock: Clock) -> ProgramJob:
+def program_job(program: Execution, granted: Granted, confined: Json, clock: Clock, grace_s: float) -> ProgramJob:
     """The job of a call of a program."""
     tool, given = granted.tool, granted.input
     return ProgramJob(
@@ -31,6 +31,7 @@ def program_job(program: Execution, granted: Granted, confined: Json, clock: Clo
         env=_environment(program, granted, clock) if tool.contract.manifest.tier else program.env,
         # They become files of one directory, and the name of a credential may contain slashes.
         secrets={name.replace("/", "."): value for name, value in lent_to(granted, tool.credentials).items()},
+        grace_s=grace_s,
         **confined,
     )
 

@@ -17,7 +17,9 @@ from interlock.executors.confinement import lent_to, operation_of
 from interlock.executors.sandbox.job import JobOutcome, PythonJob
 
 
-def function_job(granted: Granted, context: Context | None, confined: Json, checkpoints: Bounds | None) -> PythonJob:
+def function_job(
+    granted: Granted, context: Context | None, confined: Json, checkpoints: Bounds | None, grace_s: float
+) -> PythonJob:
     """The job of a call of a function."""
     tool, manifest, operation = granted.tool, granted.tool.contract.manifest, operation_of(granted)
     assert manifest.sandbox is not None
@@ -34,6 +36,8 @@ def function_job(granted: Granted, context: Context | None, confined: Json, chec
         call={} if context is None else _context_data(granted, context),
         checkpoints=checkpoints if manifest.checkpoint_config.enabled and context else None,
         secrets=lent_to(granted, tool.credentials),
+        # A function that is not async hears of its end from its context only.
+        grace_s=grace_s if bound.is_async or bound.takes_context or bound.undo_takes_context else 0.0,
         **confined,
     )
 

@@ -36,7 +36,7 @@ class Site:
     the caller of a call with no more authority than its tool requires. `make_context` returns a context for a call that
     was started without one. `hide` removes the private values of a call from a text. `violated` records attempts at
     what the sandbox forbids. `sandbox` is the file through which the processes of a data directory share the resources
-    of a sandbox.
+    of a sandbox, and `grace_s` the time that code in it has to clean up once its call is over.
     """
 
     grant: object
@@ -52,6 +52,7 @@ class Site:
     violated: Callable[[Call, Sequence[str]], None]
     checkpoints: Bounds | None
     sandbox: Path | None
+    grace_s: float
 
 
 class _Module(Protocol):

@@ -237,8 +237,10 @@ class Servicer:
             raise Failure("E3004", "`page_size` must be 0 or more")
         limit = min(request.page_size or (DEFAULT_LIMIT if request.query else PAGE), LARGEST_PAGE)
         surfaces = self._service.surfaces
+        expected = request.expected_json if request.HasField("expected_json") else None
         if request.query:
-            found, loaded, deferred = await surfaces.search_at(request.query, caller, DOOR, limit, request.by or "both")
+            by = request.by or "both"
+            found, loaded, deferred = await surfaces.search_at(request.query, caller, DOOR, limit, by, expected)
             shown = [self._tool(one.version) for one in loaded]
             return wire.DiscoverResponse(
                 tools=shown,
@@ -248,7 +250,7 @@ class Servicer:
                 outcome=found.outcome,
                 pending=found.pending,
             )
-        page = await surfaces.page(caller, DOOR, request.page_token or None, limit)
+        page = await surfaces.page(caller, DOOR, request.page_token or None, limit, expected)
         return wire.DiscoverResponse(tools=map(self._tool, page.versions), next_page_token=page.cursor)
 
     async def describe(self, request: wire.DescribeRequest, caller: Caller, _: Rpc) -> wire.Tool:

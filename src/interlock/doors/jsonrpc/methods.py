@@ -63,11 +63,15 @@ class Methods:
         )
         return {"tools": [self._brief(one) for one in page.versions], "cursor": page.cursor}
 
-    async def search(self, caller: Caller, query: str, limit: int = DEFAULT_LIMIT, by: str = "both") -> Json:
+    async def search(
+        self, caller: Caller, query: str, limit: int = DEFAULT_LIMIT, by: str = "both", expected: Json | None = None
+    ) -> Json:
         if limit.__class__ is not int or not 1 <= limit <= MOST_FOUND:
             raise Fault(PARAMS, f"invalid params: `limit` is a number from 1 to {MOST_FOUND}")
         asked, by_which = text_in(query, "query") or "", text_in(by, "by") or "both"
-        found, loaded, deferred = await self._service.surfaces.search_at(asked, caller, "jsonrpc", limit, by_which)
+        found, loaded, deferred = await self._service.surfaces.search_at(
+            asked, caller, "jsonrpc", limit, by_which, expected_schemas(expected)
+        )
         tools = [{**self._brief(one.version), "score": one.score} for one in loaded]
         return {"tools": tools, "deferred": deferred, **found.facts()}
 

@@ -1,7 +1,8 @@
 """The frames that cross the sandbox boundary: one request in, then frames out, each a kind, a length and a body.
 
 Only a checkpoint is answered, by a frame of a kind that nothing else has in either direction, with the checkpoint's own
-number: the code inside waits until what it saved is on disk.
+number: the code inside waits until what it saved is on disk. The last frame in, if there is one, says that the call is
+over; nothing that comes out after it is read.
 
 The reader trusts nothing. A frame of unknown kind, or longer than its kind may be, or longer than what is left of the
 allowance, ends the call. Every frame is charged at least `LEAST_CHARGE`, so that many small ones cost as much as a few
@@ -17,7 +18,7 @@ from dataclasses import field
 from interlock.core.record import dataclass
 
 REQUEST, PROGRESS, PARTIAL, FILE, RESULT = b"Q", b"P", b"V", b"F", b"R"
-CHECKPOINT, ANSWER = b"C", b"A"
+CHECKPOINT, ANSWER, ABORT = b"C", b"A", b"X"
 _HEAD = struct.Struct("<cI")
 # Limits on the path of a file, so that it never has to be cut.
 LONGEST_PATH, DEEPEST_PATH = 1024, 16

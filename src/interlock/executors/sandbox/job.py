@@ -8,7 +8,9 @@ INVARIANT: what the code says about itself can choose between two failures, and 
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -22,6 +24,7 @@ from interlock.call.checkpoints import Bounds
 from interlock.contract.permissions import own_place
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
+from interlock.executors.sandbox import frames
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -91,6 +94,8 @@ class _Job:
     secrets: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
     egress: Egress | None = None
     ticket: str | None = None
+    # How long the code may clean up when it was told that its call is over. 0: it is not told, and killed at once.
+    grace_s: float = 0.0
 
     @property
     def writes(self) -> bool:
@@ -132,6 +137,32 @@ class ProgramJob(_Job):
 
 
 Job = PythonJob | ProgramJob
+
+
+def request_of(job: Job) -> bytes:
+    """Encode the request for the code inside. Secrets travel here and nowhere else."""
+    document: Json = {
+        "env": dict(job.env),
+        "secrets": {name: base64.b64encode(value).decode() for name, value in job.secrets.items()},
+        # The size of a file that is worth sending: one byte more than is allowed suffices to refuse it.
+        "files": job.limits.output_bytes + 1 if job.limits.files else 0,
+        "wall_s": job.limits.wall_s,
+    }
+    if isinstance(job, PythonJob):
+        document |= {
+            "source": job.source,
+            "filename": job.filename,
+            "package": job.package,
+            "modules": dict(job.modules),
+            "entry": job.entry,
+            "arguments": job.arguments,
+            "imports": sorted(job.imports),
+            "call": job.call,
+            "checkpoints": job.checkpoints,
+        }
+    else:
+        document |= {"argv": job.argv, "cwd": job.cwd, "stdin": base64.b64encode(job.stdin).decode()}
+    return frames.frame(frames.REQUEST, json.dumps(document).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

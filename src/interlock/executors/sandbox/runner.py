@@ -13,6 +13,7 @@ import importlib.machinery
 import inspect
 import json
 import os
+import select
 import signal
 import stat
 import sys
@@ -21,21 +22,13 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from interlock.executors.sandbox import frames, linux
+from interlock.executors.sandbox.line import DESCRIPTOR, Control, Line, exactly
 
 Json = dict[str, Any]
 Emit = Callable[[bytes, bytes], None]
-Ask = Callable[[bytes, bytes], Json]
-
-
-class Control(Protocol):
-    """The channel to the supervisor: a socket, or a replacement for one."""
-
-    def recv(self, bufsize: int, /) -> bytes: ...
-
-    def sendall(self, data: bytes, /) -> None: ...
 
 
 FILES, SECRETS = "/tmp/out", "/tmp/.secrets"  # noqa: S108 - inside, private to the call
@@ -44,44 +37,23 @@ _LOADED = "interlock_tools."
 _OUT_OF_MEMORY = b'{"ok":false,"error":{"type":"MemoryError","message":"out of memory"}}'
 
 
-class _Line:
-    """Frames from the code, and requests with answers, one at a time whichever thread sends them."""
-
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._lock = threading.Lock()
-
-    def emit(self, kind: bytes, body: bytes) -> None:
-        with self._lock:
-            self._control.sendall(frames.frame(kind, body))
-
-    def ask(self, kind: bytes, body: bytes) -> Json:
-        """Send a frame and wait for the answer; nothing else is sent meanwhile."""
-        with self._lock:
-            self._control.sendall(frames.frame(kind, body))
-            head = _exactly(self._control, frames.HEAD_SIZE)
-            kind, length = (b"", 0) if head is None else frames.head(head)
-            answer = _exactly(self._control, length)
-        return json.loads(answer) if kind == frames.ANSWER and answer else {}
-
-
 def serve(control: Control) -> None:
     """Wait for the request, run it, answer. After it returns the process ends."""
-    head = _exactly(control, frames.HEAD_SIZE)
+    head = exactly(control, frames.HEAD_SIZE)
     if head is None:
         return
-    body = _exactly(control, frames.head(head)[1])
+    body = exactly(control, frames.head(head)[1])
     if body is None:
         return
     request: Json = json.loads(body)
     os.environ.update(request["env"])
 
-    line = _Line(control)
+    line = Line(control)
     try:
         if request["files"]:
             os.mkdir(FILES)
             os.environ["INTERLOCK_OUT"] = FILES
-        answer = _program(request) if "argv" in request else _python(request, line.emit, line.ask)
+        answer = _program(request, line) if "argv" in request else _python(request, line)
         if request["files"]:
             _send_files(line.emit, request["files"])
         result = json.dumps(answer, allow_nan=False).encode()
@@ -95,16 +67,6 @@ def serve(control: Control) -> None:
     except Exception:  # noqa: BLE001, S110 - the code may have put anything in their place
         pass
     line.emit(frames.RESULT, result)
-
-
-def _exactly(control: Control, size: int) -> bytes | None:
-    received = bytearray()
-    while len(received) < size:
-        data = control.recv(min(size - len(received), 1 << 20))
-        if not data:
-            return None
-        received += data
-    return bytes(received)
 
 
 def _described(error: BaseException) -> Json:
@@ -125,7 +87,7 @@ def _text(text: str) -> str:
 # Programs
 
 
-def _program(request: Json) -> Json:
+def _program(request: Json, line: Line) -> Json:
     # INVARIANT: a program cannot write into the memory of the process that reports how it ended.
     linux.set_dumpable(False)
     os.chdir(request["cwd"])
@@ -139,6 +101,9 @@ def _program(request: Json) -> Json:
     with open(source, "wb", closefd=False) as file:
         file.write(base64.b64decode(request["stdin"]))
     os.lseek(source, 0, os.SEEK_SET)
+    ends, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(signalled)
+    signal.signal(signal.SIGCHLD, _woken)
     program = os.posix_spawnp(
         request["argv"][0],
         request["argv"],
@@ -147,16 +112,36 @@ def _program(request: Json) -> Json:
         setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ],
     )
     os.close(source)
-    ended, status = os.wait()
-    while ended != program:  # orphans become children of the first process of the namespace
-        ended, status = os.wait()
-    return {"ok": True, "exit": os.waitstatus_to_exitcode(status)}
+    return {"ok": True, "exit": os.waitstatus_to_exitcode(_ended(program, ends, line))}
+
+
+def _woken(_: int, __: object) -> None:
+    """Handle the end of a child: `_ended` is woken, and looks."""
+
+
+def _ended(program: int, ends: int, line: Line) -> int:
+    """Wait for the end of a program and return its status. When its call is over, the program gets SIGTERM, once."""
+    poll = select.poll()
+    poll.register(ends, select.POLLIN)
+    poll.register(DESCRIPTOR, select.POLLIN)
+    while True:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == program:
+            return status
+        if ended:
+            continue  # orphans become children of the first process of the namespace
+        for descriptor, _ in poll.poll():
+            if descriptor == ends:
+                os.read(ends, 1 << 12)
+            elif line.aborted():
+                poll.unregister(DESCRIPTOR)
+                os.kill(program, signal.SIGTERM)
 
 
 # Python
 
 
-def _python(request: Json, emit: Emit, ask: Ask) -> Json:
+def _python(request: Json, line: Line) -> Json:
     # Below a name of its own: a tool may have the name of its package, or of a module that it imports.
     name = _LOADED + os.path.basename(request["filename"]).removesuffix(".py")
     sys.meta_path.insert(0, _Imports(name, request["imports"], request["modules"], request["package"]))
@@ -169,7 +154,7 @@ def _python(request: Json, emit: Emit, ask: Ask) -> Json:
     entry: Any = module
     for part in path.split("."):
         entry = getattr(entry, part)
-    answer = _call(entry.handlers[handler] if handler else entry, request, emit, ask)
+    answer = _call(entry.handlers[handler] if handler else entry, request, line)
     if handler == "preview":
         answer["value"] = _previewed(answer["value"])
     return answer
@@ -186,6 +171,16 @@ def _previewed(answer: Any) -> Json:
     return {"effects": changes, "preconditions": dict(preview.preconditions), "impact": preview.impact}
 
 
+class _Nobody:
+    """The other end of a line that nothing is sent over."""
+
+    def recv(self, bufsize: int, /) -> bytes:
+        return b""
+
+    def sendall(self, data: bytes, /) -> None:
+        pass
+
+
 def warm() -> None:
     """Run an empty request, so that memory and caches are warm."""
     source = "def main(x):\n  try:\n    return {'a': [x + 1, 's%d' % x]}\n  except Exception:\n    raise\n"
@@ -199,14 +194,14 @@ def warm() -> None:
         "arguments": {"x": 1},
     }
     request = json.loads(json.dumps(document))
-    answer = _python(request, lambda _kind, _body: None, lambda _kind, _body: {})
+    answer = _python(request, Line(_Nobody()))
     frames.head(frames.frame(frames.RESULT, json.dumps(answer).encode())[: frames.HEAD_SIZE])
     del sys.modules[f"{_LOADED}warm"]
     sys.meta_path.pop(0)
     sys.stdout.flush()
 
 
-def _call(entry: Any, request: Json, emit: Emit, ask: Ask) -> Json:
+def _call(entry: Any, request: Json, line: Line) -> Json:
     function, arguments, takes_context, dump = _bound(entry, request["arguments"])
     if takes_context is None and not inspect.iscoroutinefunction(function):
         value = function(**arguments)
@@ -214,7 +209,7 @@ def _call(entry: Any, request: Json, emit: Emit, ask: Ask) -> Json:
 
     import asyncio
 
-    return asyncio.run(_call_on_loop(function, arguments, takes_context, dump, request, emit, ask))
+    return asyncio.run(_call_on_loop(function, arguments, takes_context, dump, request, line))
 
 
 async def _call_on_loop(
@@ -223,17 +218,32 @@ async def _call_on_loop(
     takes_context: str | None,
     dump: Callable[[Any], Any] | None,
     request: Json,
-    emit: Emit,
-    ask: Ask,
+    line: Line,
 ) -> Json:
     context = None
     if takes_context is not None:
-        context = arguments[takes_context] = _context(request, emit, ask)
+        context = arguments[takes_context] = _context(request, line)
     value = function(**arguments)
     if inspect.isawaitable(value):
+        _cancel_when_over(line)
         value = await value
     reports = {} if context is None else await _reports(context)
     return {"ok": True, "value": value if dump is None else dump(value), "reports": reports}
+
+
+def _cancel_when_over(line: Line) -> None:
+    """Have the current task cancelled when the call is over."""
+    import asyncio
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def look() -> None:
+        if line.aborted():
+            loop.remove_reader(DESCRIPTOR)
+            task.cancel()
+
+    loop.add_reader(DESCRIPTOR, look)
 
 
 def _bound(entry: Any, arguments: Json) -> tuple[Callable[..., Any], Json, str | None, Callable[[Any], Any] | None]:
@@ -254,7 +264,7 @@ def _bound(entry: Any, arguments: Json) -> tuple[Callable[..., Any], Json, str |
     return entry, dict(convert(entry, arguments)), context, None
 
 
-def _context(request: Json, emit: Emit, ask: Ask) -> Any:
+def _context(request: Json, line: Line) -> Any:
     from pathlib import Path
 
     from interlock.call.context import Caller, Context
@@ -269,7 +279,7 @@ def _context(request: Json, emit: Emit, ask: Ask) -> Any:
             raise Failure("E3602", f"no credential `{name}` was lent to this call")
         return base64.b64decode(secrets[name]).decode()
 
-    save = _saver(request, ask)
+    save, emit = _saver(request, line), line.emit
 
     async def save_waiting(label: str, state: Any) -> None:
         save(label, state)
@@ -277,7 +287,12 @@ def _context(request: Json, emit: Emit, ask: Ask) -> Any:
     async def child(*_: Any, **__: Any) -> Any:
         raise Failure("E3109", "a sandboxed tool cannot call other tools; chain them instead")
 
-    return Context(
+    class Inside(Context):
+        @property
+        def cancelled(self) -> bool:
+            return line.aborted() or super().cancelled
+
+    return Inside(
         invocation_id=call.get("invocation_id", ""),
         caller=Caller(**caller | {"scopes": frozenset(caller.get("scopes", ()))}),
         deadline=Deadline(at=time.monotonic() + request["wall_s"]),
@@ -300,7 +315,7 @@ def _context(request: Json, emit: Emit, ask: Ask) -> Any:
     )
 
 
-def _saver(request: Json, ask: Ask) -> Callable[[str, Any], None]:
+def _saver(request: Json, line: Line) -> Callable[[str, Any], None]:
     """Make the function that saves checkpoints: outside, while the code waits here. Invalid ones are refused here
     already.
     """
@@ -321,7 +336,7 @@ def _saver(request: Json, ask: Ask) -> Callable[[str, Any], None]:
             if number is None:
                 raise refuse_more(bounds[0])
             head = json.dumps({"number": number, "label": label}).encode()
-            answer = ask(frames.CHECKPOINT, head + b"\n" + text)
+            answer = line.ask(frames.CHECKPOINT, head + b"\n" + text)
         if answer.get("number") != number or "code" in answer:
             raise Failure(answer.get("code", "E3902"), answer.get("message"))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -88,7 +88,8 @@ class Sandbox:
             except IsolationError as error:
                 return JobOutcome(status="isolation", why=f"isolation could not be set up ({error})")
             try:
-                async with _served(job, child) as refused:
+                async with AsyncExitStack() as network:
+                    refused = await network.enter_async_context(_served(job, child))
                     watch = Watch(
                         child,
                         job,
@@ -98,6 +99,7 @@ class Sandbox:
                         on_partial=on_partial,
                         on_checkpoint=on_checkpoint,
                         refused=refused,
+                        hang_up=network.aclose,
                     )
                     return await watch.outcome(cancelled)
             finally:

@@ -4,6 +4,10 @@ There are five descriptors and a timer, all on the event loop. Reports of the co
 bounded streams; forbidden system calls as refusals, answered here; its end as evidence from the zygote. A call is ended
 by us for exactly one reason, the first that arises.
 
+Code that can hear it is told when its call is cancelled or has run out of time, and has a moment to clean up before it
+is killed (`grace_s`). The call is over then: nothing that comes from the code is taken any more, and its network is
+closed.
+
 By default a success is answered as soon as it is reported, and the process is killed at that moment: nothing that it
 could still do has an effect. Every failure, and every call whose caller wants the figures, waits for the evidence.
 """
@@ -11,7 +15,6 @@ could still do has an effect. Every failure, and every call whose caller wants t
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import errno
 import json
@@ -21,7 +24,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import field
 from functools import lru_cache
 from typing import Any
@@ -35,7 +38,7 @@ from interlock.executors.sandbox import filter as seccomp
 from interlock.executors.sandbox import frames, linux, memory, reports, syscalls
 from interlock.executors.sandbox.cgroups import CgroupSlot
 from interlock.executors.sandbox.child import Child, Ended
-from interlock.executors.sandbox.job import Job, JobOutcome, PythonJob, Status
+from interlock.executors.sandbox.job import Job, JobOutcome, PythonJob, Status, request_of
 from interlock.executors.sandbox.judging import RunEvidence, judge
 
 Report = Callable[[Any], None]
@@ -50,32 +53,6 @@ _MOST_REFUSALS, _LONGEST_REFUSAL = 1000, 300
 _MOST_REFUSED_FORKS = 16
 _BEGUN_S, _LOOK_EVERY_S = 0.02, 0.05
 _LOOPBACK = (b"\x7f", bytes(15) + b"\x01")
-
-
-def request_of(job: Job) -> bytes:
-    """Encode the request for the code inside. Secrets travel here and nowhere else."""
-    document: Json = {
-        "env": dict(job.env),
-        "secrets": {name: base64.b64encode(value).decode() for name, value in job.secrets.items()},
-        # The size of a file that is worth sending: one byte more than is allowed suffices to refuse it.
-        "files": job.limits.output_bytes + 1 if job.limits.files else 0,
-        "wall_s": job.limits.wall_s,
-    }
-    if isinstance(job, PythonJob):
-        document |= {
-            "source": job.source,
-            "filename": job.filename,
-            "package": job.package,
-            "modules": dict(job.modules),
-            "entry": job.entry,
-            "arguments": job.arguments,
-            "imports": sorted(job.imports),
-            "call": job.call,
-            "checkpoints": job.checkpoints,
-        }
-    else:
-        document |= {"argv": job.argv, "cwd": job.cwd, "stdin": base64.b64encode(job.stdin).decode()}
-    return frames.frame(frames.REQUEST, json.dumps(document).encode())
 
 
 @dataclass(slots=True)
@@ -119,6 +96,7 @@ class Watch:
         on_partial: Report | None,
         on_checkpoint: Save | None,
         refused: list[str],
+        hang_up: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._child = child
         self._job = job
@@ -127,6 +105,9 @@ class Watch:
         self._on_partial = on_partial
         self._on_checkpoint = on_checkpoint
         self._refused = refused
+        self._hang_up = hang_up
+        self._hanging_up: asyncio.Task[None] | None = None
+        self._grace: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._streams = [_Stream(one, job.limits.output_bytes) for one in (child.out, child.err)]
@@ -156,7 +137,7 @@ class Watch:
     async def outcome(self, cancelled: asyncio.Event | None) -> JobOutcome:
         """Wait for the end of the call. Raises the failure of a listener who refuses what the code reports."""
         started = time.perf_counter_ns()
-        timers = [self._loop.call_later(self._job.limits.wall_s, self._end, "timeout", "")]
+        timers = [self._loop.call_later(self._job.limits.wall_s, self._cut_off, "timeout")]
         watching = None if cancelled is None else self._loop.create_task(self._until(cancelled))
         watched = self._child.all.fileno()
         self._loop.add_reader(watched, self._watch)
@@ -166,7 +147,7 @@ class Watch:
         else:
             timers.append(self._loop.call_later(_BEGUN_S, self._settle_down, self._child.slot, timers))
         try:
-            await self._over
+            await self._end_of_call()
             if self._saving is not None:
                 # It came before the end, so it is saved before the end is reported. Nothing else is read any more.
                 self._loop.remove_reader(watched)
@@ -177,15 +158,27 @@ class Watch:
             self._child.kill()
             if self._saving is not None:
                 self._saving.cancel()
-            for timer in timers:
+            for timer in (*timers, *(() if self._grace is None else (self._grace,))):
                 timer.cancel()
             if watching is not None:
                 watching.cancel()
             self._loop.remove_reader(watched)
             self._loop.remove_writer(self._child.control.fileno())
+            if self._hanging_up is not None:
+                await asyncio.wait({self._hanging_up})
         if self._failure is not None:
             raise self._failure
         return self._judged(time.perf_counter_ns() - started)
+
+    async def _end_of_call(self) -> None:
+        """Wait for the end. A call that is cut off meanwhile has a moment to clean up."""
+        try:
+            await self._over
+        except asyncio.CancelledError:
+            self._over = self._loop.create_future()
+            if self._cut_off("killed"):
+                await asyncio.wait({self._over}, timeout=self._job.grace_s)
+            raise
 
     def _watch(self) -> None:
         """Process everything that has arrived. The end comes last: frames sent before it must have been read."""
@@ -204,7 +197,28 @@ class Watch:
 
     async def _until(self, cancelled: asyncio.Event) -> None:
         await cancelled.wait()
-        self._end("killed", "")
+        self._cut_off("killed")
+
+    def _cut_off(self, status: Status) -> bool:
+        """End the call because its time is up or nobody wants its result. Whether the code has a moment to clean up.
+
+        INVARIANT: nothing that the code reports from now on counts, and it reaches nothing from where it is.
+        """
+        if self._grace is not None:
+            return True  # it has been told
+        told = self._job.grace_s > 0 and not self._unsent and self._result is None and self._ended_by_us is None
+        if not told or self._silenced or self._left:
+            self._end(status, "")
+            return False
+        self._ended_by_us = (status, "")
+        self._silenced = True
+        self._ignore(self._child.control.fileno())
+        self._unsent = memoryview(frames.frame(frames.ABORT, b""))
+        self._send()
+        if self._hang_up is not None:
+            self._hanging_up = self._loop.create_task(self._hang_up())
+        self._grace = self._loop.call_later(self._job.grace_s, self._end, status, "")
+        return True
 
     def _end(self, status: Status, why: str) -> None:
         """End the call, for the first reason that arises."""

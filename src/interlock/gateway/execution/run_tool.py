@@ -84,6 +84,7 @@ class ToolRunner:
             violated=self._record_violations,
             checkpoints=checkpoints.bounds,
             sandbox=instance.home.sandbox,
+            grace_s=settings.sandbox_grace_s,
         )
         self._executors = make_executors(site)
         # The fast path starts functions by itself, and hands them over if they have to wait.
@@ -137,12 +138,13 @@ class ToolRunner:
     async def _await_late(self, granted: Granted) -> None:
         """A write was cut off while it ran: if it continues, have its outcome recorded when it ends."""
         call = granted
-        unfinished = self._executors[call.tool.executor].unfinished(call.id)
+        executor = self._executors[call.tool.executor]
+        unfinished = executor.unfinished(call.id)
         call.extend().runs_on = unfinished is not None
         if unfinished is not None:
             self._late.watch(granted, unfinished)
         elif call.more.task is not None and not call.more.task.done():
-            await asyncio.wait({call.more.task}, timeout=GRACE_S)
+            await asyncio.wait({call.more.task}, timeout=GRACE_S + executor.grace_s)
 
     async def warm_up(self) -> None:
         """Prepare what the first call of a sandboxed tool would otherwise wait for."""

@@ -129,16 +129,18 @@ class Tool(_message.Message):
     def __init__(self, tool_id: _Optional[str] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., input_schema_json: _Optional[bytes] = ..., output_schema_json: _Optional[bytes] = ..., mutation_class: _Optional[_Union[MutationClass, str]] = ..., timeout_class: _Optional[_Union[TimeoutClass, str]] = ..., key_required: _Optional[bool] = ..., required_scopes: _Optional[_Iterable[str]] = ..., timeout_default_s: _Optional[float] = ..., timeout_max_s: _Optional[float] = ..., tags: _Optional[_Iterable[str]] = ..., deprecation_json: _Optional[bytes] = ..., availability: _Optional[str] = ..., known_pairs: _Optional[int] = ...) -> None: ...
 
 class DiscoverRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "query", "by")
+    __slots__ = ("page_size", "page_token", "query", "by", "expected_json")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_JSON_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     query: str
     by: str
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., query: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+    expected_json: bytes
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., query: _Optional[str] = ..., by: _Optional[str] = ..., expected_json: _Optional[bytes] = ...) -> None: ...
 
 class DiscoverResponse(_message.Message):
     __slots__ = ("tools", "next_page_token", "searched_by", "note", "deferred_json", "outcome", "pending")

@@ -62,6 +62,13 @@ class ToolsQuery(Query):
         le=500,
         description="how many tools at most; where it is not given, 100 of a list and 10 of a search",
     )
+    expected: str | None = Field(
+        None,
+        max_length=50_000,
+        description="an object as JSON text: by name, a schema of the input that you would send to a tool. Tools that "
+        "do not take such input are left out",
+        examples=['{"demo.balance":{"type":"object","properties":{"account":{"type":"string"}}}}'],
+    )
 
 
 class CompareQuery(Query):

@@ -27,14 +27,17 @@ async def register_tool(manifest: models.ManifestBody, ask: Ask) -> Response:
 
 @router.get("/tools", tags=["tools"], **says(models.Tools))
 async def list_tools(ask: Ask, query: Annotated[models.ToolsQuery, Query()]) -> Response:
-    """The tools that your token lets you use, a page at a time; with `q`, those that fit it, best first."""
+    """The tools that your token lets you use, a page at a time; with `q`, those that fit it, best first.
+
+    With `expected`, without those that do not take the input that you would send.
+    """
     tools, surfaces = ask.service.tools, ask.service.surfaces
     if query.q is not None:
         most = query.limit or DEFAULT_LIMIT
-        found, loaded, deferred = await surfaces.search_at(query.q, ask.caller, DOOR, most, query.by)
+        found, loaded, deferred = await surfaces.search_at(query.q, ask.caller, DOOR, most, query.by, query.expected)
         scored = [{**tool_document(tools, one.version), "score": one.score} for one in loaded]
         return json({"tools": scored, "deferred": deferred, "cursor": None, **found.facts()})
-    shown = await surfaces.page(ask.caller, DOOR, query.cursor, query.limit or PAGE)
+    shown = await surfaces.page(ask.caller, DOOR, query.cursor, query.limit or PAGE, query.expected)
     return json({"tools": [tool_document(tools, version) for version in shown.versions], "cursor": shown.cursor})
 
 

@@ -624,18 +624,18 @@ async def test_above_fifty_tools_categories_are_chosen_first(home: Path, monkeyp
 async def test_of_equal_tools_the_cheaper_is_chosen_where_cost_counts_and_the_trade_is_stated(home: Path) -> None:
     async with opened(home) as app:
         words = "Parcel tracking for shipments."
-        await admit(app, some_tool("track_x", words, estimated_cost=0.5, namespace="post"))
-        await admit(app, some_tool("track_y", words, estimated_cost=0.125, namespace="post"))
+        await admit(app, some_tool("track_1", words, estimated_cost=0.5, namespace="post"))
+        await admit(app, some_tool("track_2", words, estimated_cost=0.125, namespace="post"))
         await app.catalog.forget()
         plain = await app.select("parcel tracking for shipments", intent=False)
-        assert plain.chosen == "post.track_x"
+        assert plain.chosen == "post.track_1"
         made = await app.select("parcel tracking for shipments", intent=False, cheaper=True)
-        assert made.chosen == "post.track_y"
+        assert made.chosen == "post.track_2"
         stage = next(one for one in made.stages if one.name == "cost")
-        stated = "post.track_y at 0.125 instead of post.track_x at 0.5: saves 0.375 a call, with "
+        stated = "post.track_2 at 0.125 instead of post.track_1 at 0.5: saves 0.375 a call, with "
         assert stage.why.startswith(stated)
         # The record of the selection states the trade too, and one without a trade has none.
-        trade = {"chosen": "post.track_y", "instead_of": "post.track_x", "cost": 0.125, "saved": 0.375}
+        trade = {"chosen": "post.track_2", "instead_of": "post.track_1", "cost": 0.125, "saved": 0.375}
         (recorded,) = [one for one in _recorded(app, made)["stages"] if one["stage"] == "cost"]
         assert recorded["trade"].items() >= trade.items()
         gained = recorded["trade"]["expected_success"]
@@ -644,7 +644,7 @@ async def test_of_equal_tools_the_cheaper_is_chosen_where_cost_counts_and_the_tr
         assert not [one for one in _recorded(app, plain)["stages"] if "trade" in one]
         async with wired(app) as wires:
             for wire in BY_ID:
-                for cheaper, wanted in ((True, "post.track_y"), (False, "post.track_x")):
+                for cheaper, wanted in ((True, "post.track_2"), (False, "post.track_1")):
                     told = await wires.rows[wire].select("parcel tracking for shipments", intent=False, cheaper=cheaper)
                     assert told["chosen"] == wanted, wire
                     (cost,) = [one for one in told["stages"] if one["stage"] == "cost"]
@@ -731,24 +731,24 @@ async def test_of_equal_tools_the_faster_is_chosen_at_every_door_where_latency_c
         return tool(version="1.0.0", mutation_class="read_only", namespace="post", external_io=False)(track)
 
     async with opened(home, clock=clock.clock) as app:
-        await admit(app, takes("track_x", 0.9), takes("track_y", 0.2))
+        await admit(app, takes("track_1", 0.9), takes("track_2", 0.2))
         await app.catalog.forget()
         request, me = "parcel tracking for shipments", app.caller
         first = await app.select(request, intent=False, faster=True)
-        assert first.chosen == "post.track_x"
+        assert first.chosen == "post.track_1"
         assert [one.latency_ms for one in first.candidates[:2]] == [None, None]
         for number in range(5):
-            for name in ("post.track_x", "post.track_y"):
+            for name in ("post.track_1", "post.track_2"):
                 assert (await app.call(name, {"value": str(number)})).ok
         # Failed calls say nothing about how long a call takes, nor do those of another tenant.
-        for name in ("post.track_x", "post.track_y"):
+        for name in ("post.track_1", "post.track_2"):
             assert not (await app.call(name, {"value": "lost"})).ok
         other = Caller(id="eve", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
-        assert (await app.select(request, intent=False, faster=True, caller=other)).chosen == "post.track_x"
+        assert (await app.select(request, intent=False, faster=True, caller=other)).chosen == "post.track_1"
         for number in range(5):
-            assert (await app.call("post.track_x", {"value": f"again {number}"})).ok
-            assert (await app.call("post.track_y", {"value": f"again {number}"})).ok
-        wanted = "post.track_y" if faster else "post.track_x"
+            assert (await app.call("post.track_1", {"value": f"again {number}"})).ok
+            assert (await app.call("post.track_2", {"value": f"again {number}"})).ok
+        wanted = "post.track_2" if faster else "post.track_1"
         async with wired(app) as wires:
             wires.bear(await app.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("post.*")], by=app.caller))
             asked: Json = {"request": request, "intent": False, "faster": faster}
@@ -756,11 +756,11 @@ async def test_of_equal_tools_the_faster_is_chosen_at_every_door_where_latency_c
             for told in (mine, *[await wires.rows[wire].select(**asked) for wire in BY_ID]):
                 assert told["chosen"] == wanted
                 (stage,) = [one for one in told["stages"] if one["stage"] == "latency"]
-                assert ("instead of post.track_x" in stage["why"]) is faster
+                assert ("instead of post.track_1" in stage["why"]) is faster
                 latencies = {one["tool"]: one["latency_ms"] for one in told["candidates"]}
-                assert latencies["post.track_x"] == pytest.approx(900.0)
-                assert latencies["post.track_y"] == pytest.approx(200.0)
-        task = [(request, [frozenset({"post.track_x", "post.track_y"})])]
+                assert latencies["post.track_1"] == pytest.approx(900.0)
+                assert latencies["post.track_2"] == pytest.approx(200.0)
+        task = [(request, [frozenset({"post.track_1", "post.track_2"})])]
         measured = await evaluate(app.selections, task, me, intent=False, faster=faster)
         assert measured["latency_ms_per_task"] == pytest.approx(200.0 if faster else 900.0)
 

@@ -52,7 +52,9 @@ LABELLED: list[tuple[str, Kind, bool]] = [
     ("translate this text into German", "compute", True),
     ("send an email to Anna that I will be late", "communicate", True),
     ("reply to the customer's mail", "communicate", True),
-    ("tell me a joke", "none", True),
+    ("tell me a joke", "none", False),
+    ("tell me a funny joke about cats", "none", True),
+    ("good morning, how are you", "none", True),
     ("thank you so much", "none", True),
     ("hello there", "none", False),
 ]

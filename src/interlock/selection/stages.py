@@ -205,7 +205,7 @@ def prefer_faster(
 
 
 def _gained(chosen: Candidate, first: Candidate) -> float:
-    """How much more often the chosen tool is expected to succeed than the one that was first; negative if less."""
+    """The expected success of the chosen tool, less that of the one that was first."""
     return round(chosen.expected - first.expected, 4) or 0.0
 
 

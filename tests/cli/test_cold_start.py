@@ -202,10 +202,12 @@ def test_a_call_loads_neither_endpoints_nor_what_admits_tools(cli: Cli) -> None:
 @OF_A_FILE
 def test_the_story_of_a_call_is_told_without_the_phases(cli: Cli) -> None:
     call = cli.call("demo.balance", {"account": "cash"})["invocation_id"]
-    said, _, own = modules(cli.home, "audit", "explain", call)
-    assert "demo.balance" in said
-    assert not {"interlock.api.wiring.gateway", "interlock.gateway.invoke", "interlock.executors"} & own
-    assert len(own) <= 225
+    for words, told, most in ((("audit", "explain"), "demo.balance", 225), (("calls", "trace"), call, 236)):
+        said, others, own = modules(cli.home, *words, call)
+        assert told in said
+        assert not {"interlock.api.wiring.gateway", "interlock.gateway.invoke", "interlock.executors"} & own
+        assert not {"pydantic", "typing_extensions"} & others
+        assert len(own) <= most
 
 
 # An open data directory without a sandboxed call needs neither the models of jobs nor what compares versions.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic
-
-from typing_extensions import TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from interlock.call.artifacts import Artifact
 from interlock.call.phases import Source
@@ -19,8 +17,15 @@ from interlock.data.bounds import PREVIEW_CHARS, Shortener
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 
-# The type that the function of the tool returns, where a call names the tool by its function.
-T_co = TypeVar("T_co", covariant=True, default=Any)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # The type that the function of the tool returns, where a call names the tool by its function.
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)  # type checkers alone ask for its default
 
 
 @record

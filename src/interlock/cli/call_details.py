@@ -263,10 +263,10 @@ async def trace(app: Interlock, out: Output, target: TargetCall, /, url: str | N
     interlock calls trace 01JCXK2M4Q8Z…
     interlock calls trace 01JCXK2M4Q8Z… --url http://127.0.0.1:8080 --token "$TOKEN"
     """
-    from interlock.api.service import Service
-
     if url is None:
-        document = await Service(app).calls.trace(target.call, target.caller)
+        from interlock.api.calls import Calls
+
+        document = await Calls(app).trace(target.call, target.caller)
     else:
         from interlock.cli.remote import Server
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, cast
 
 from interlock.core.expressions import expression
@@ -23,7 +24,8 @@ _USUAL = frozenset((
 _POINTERS = frozenset({"pointer", "pointers"})
 
 
-def _compiled() -> re.Pattern[str]:
+@cache  # on first use: most commands tell of no failure
+def _path() -> re.Pattern[str]:
     try:
         here = {name for name in os.listdir("/") if os.path.isdir(f"/{name}")}
     except OSError:
@@ -38,7 +40,6 @@ def _compiled() -> re.Pattern[str]:
     )
 
 
-_PATH = _compiled()
 _TRACEBACK = expression(r"\s*Traceback \(most recent call last\).*\Z", re.DOTALL)
 _FRAME = expression(r"\s*File \"[^\"\n]*\", line \d+(?:, in \S+)?")
 
@@ -49,7 +50,7 @@ def without_paths(text: str) -> str:
         return text
     if "Traceback" in text or ", line " in text:
         text = _FRAME.sub("", _TRACEBACK.sub("", text))
-    return _PATH.sub(MARK, text)
+    return _path().sub(MARK, text)
 
 
 def without_paths_in(value: Any) -> Any:

@@ -306,4 +306,4 @@ def _spoken_secrets(names: tuple[str, ...]) -> re.Pattern[str]:
     """`password=…`, `"api_key": "…"` and the like, for every sensitive name."""
     becomes = r"""\\?["']?[ \t]*(?::|=>?)[ \t]*"""
     value = r"""(?:(?:basic|bearer|token)[ \t]+)?(?:\[REDACTED\]|\\?"[^"]*"?|\\?'[^']*'?|\S+)"""
-    return re.compile(f"({spoken_names(names)})({becomes}){value}", re.IGNORECASE)
+    return expression(f"({spoken_names(names)})({becomes}){value}", re.IGNORECASE)

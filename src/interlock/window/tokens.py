@@ -13,7 +13,6 @@ from text to a whole number.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any, Final, Literal, cast
 
@@ -33,10 +32,10 @@ _LINE_END = expression(r"\n\s*")
 _SPACES = expression(r"[ \t]{2,}")
 _USUAL, _LONGEST = 6, 16
 _OTHERS: Final = (
-    (0.32, re.compile("[\x80-\u07ff]")),
-    (0.68, re.compile("[\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]")),
-    (0.5, re.compile("[\u0800-\u2fff\ua000-\uabff\ud7b0-\ufeff]")),
-    (1.6, re.compile("[\U00010000-\U0010ffff]")),
+    (0.32, expression("[\x80-\u07ff]")),
+    (0.68, expression("[\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]")),
+    (0.5, expression("[\u0800-\u2fff\ua000-\uabff\ud7b0-\ufeff]")),
+    (1.6, expression("[\U00010000-\U0010ffff]")),
 )
 
 

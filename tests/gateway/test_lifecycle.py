@@ -373,23 +373,23 @@ async def test_an_answer_without_room_for_its_note_waits_for_its_record(
         app.catalog.attach(sample.add)
         await app.journal.commit(publish(sample.add))
         started = app.gateway.runner.active.started
-        for most in ("_LONGEST", "SLOTS"):
-            for number in range(3):
-                result = await app.call("demo.add", a=number, b=1)
-                assert (len(started.answered), result.ok) == (1, True)
-                await app.journal.drain()
-                await until(lambda: not started.answered)
-            if most == "_LONGEST":
-                # Longer than the note of a start, and shorter than a closing record.
-                monkeypatch.setattr("interlock.store.started_reads._LONGEST", 500)
-                result = await app.call("demo.add", a=9, b=1)
-                assert (started.answered, len(records(app, result.invocation_id))) == ({}, 1)
-                monkeypatch.undo()
-            else:
-                free, started.free = started.free, started.free[-1:]
-                result = await app.call("demo.add", a=9, b=1)
-                assert (started.answered, len(records(app, result.invocation_id))) == ({}, 1)
-                started.free = free
+        part = 2000  # which has room for two closing records
+        monkeypatch.setattr("interlock.store.started_reads.PART", part)
+        monkeypatch.setattr(
+            "interlock.store.started_reads.PARTS", 2
+        )  # and the last is for records that cannot be written
+        for number in range(3):
+            result = await app.call("demo.add", a=number, b=1)
+            assert (started.expected, result.ok) == (1, True)
+            await app.journal.drain()
+            await until(lambda: not started.expected)
+        results = [await app.call("demo.add", a=number, b=2) for number in range(3)]
+        # The third waited for its record, which was written with those of the first two.
+        assert (started.expected, [len(records(app, one.invocation_id)) for one in results]) == (0, [1, 1, 1])
+        monkeypatch.setattr("interlock.store.started_reads.PART", 500)  # and for none
+        started.close()
+        result = await app.call("demo.add", a=9, b=1)
+        assert (started.expected, len(records(app, result.invocation_id))) == (0, 1)
 
 
 async def test_a_read_that_has_ended_leaves_no_note(app: Interlock) -> None:

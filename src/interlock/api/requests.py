@@ -55,9 +55,11 @@ def require_tool(given: object) -> None:
 
 def arguments_of(tool: str | Tool[..., Any], given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call: one mapping and names, or, of a declared tool, as its function takes them."""
-    first = given[0] if given else None
+    first: Any = given[0] if given else None
     # Nearly all are dicts, and the question whether something is a Mapping takes ten times as long.
-    if len(given) <= 1 and (first is None or first.__class__ is dict or isinstance(first, Mapping)):
+    if first.__class__ is dict and len(given) == 1:
+        return {**first, **named}
+    if len(given) <= 1 and (first is None or isinstance(first, Mapping)):
         if first is None and not isinstance(tool, str):
             return by_name(tool, (), named)
         return {**cast("Mapping[str, Any]", first or {}), **named}

@@ -10,6 +10,7 @@ as a `FastRead` that carries the grant.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -408,14 +409,14 @@ class FastRead:
     # The input in canonical form, and a copy of it for the function alone.
     model_input: bytes
     own: Json | None
-    decision: Decision | None = None
-    grant: object = None
-    # Set once it is granted.
-    input_hash: str = ""
-    id: str = ""
-    trace_id: str = ""
     # The caller's position in the trace, if the request names it.
     span: Traced | None = None
+    # Set together with its decision, and then the rest.
+    grant: object = None
+    decision: Decision = field(init=False)
+    input_hash: str = field(init=False)
+    id: str = field(init=False)
+    trace_id: str = field(init=False)
 
     def requested(self) -> Requested:
         """Return the call in the regular phases, in the state in which its tool runs."""

@@ -128,7 +128,6 @@ class Authorizer:
 
     def as_granted(self, read: FastRead) -> Granted:
         """Return a fast-path read as a granted call, to continue it in the regular phases."""
-        assert read.decision is not None
         call: Call = read.requested()
         call.grant = read.grant
         return cast("Granted", call)

@@ -13,7 +13,6 @@ that takes long does so too: the phases enforce its deadline, note that it has b
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import field
@@ -26,7 +25,7 @@ from interlock.call.results import Result
 from interlock.core.clock import Clock, new_ids
 from interlock.core.record import dataclass
 from interlock.data.bounds import LONGEST_NUMBER, SMALL_INPUT, long_number, size_of
-from interlock.data.canonical import canonical
+from interlock.data.canonical import canonical, digest_of
 from interlock.gateway.execution.tool_context import Contexts, left_nothing
 from interlock.gateway.open_call import trace_of
 from interlock.store import records
@@ -152,7 +151,7 @@ class FastPath:
             rest = records.rest_of_read(decision, tool, caller, request.door, request.native)
             if rest is None:
                 return None
-            read.input_hash = input_hash = hashlib.sha256(taken[0]).hexdigest()
+            read.input_hash = input_hash = digest_of(taken[0])
             read.id, read.trace_id = new_ids(now_ms, clock.random_bytes(24))
             if request.trace_id is not None:
                 read.trace_id, read.span = trace_of(request.trace_id, read.trace_id)
@@ -210,7 +209,6 @@ class FastPath:
                 written = self._journal.append("closed", read.id, body, awaited=not batched)
         except Exception:  # noqa: BLE001 - the phases find the same, and do what has to be done about it
             return read
-        assert read.decision is not None
         metadata = {"latency_ms": latency_ms, "policy_refs": read.decision.rules}
         result = Result(read.id, tool.ref, "succeeded", now_ms, read.trace_id, metadata, value)
         read.written, read.result = written, result

@@ -48,7 +48,7 @@ from interlock.core.threads import DISK, SOON
 from interlock.store.changes import MAX_STALE_S, ChangeReader
 from interlock.store.failures import store_failure
 from interlock.store.home import Home
-from interlock.store.port import EarlyRow, EndedCall, Reader, Unit
+from interlock.store.port import EarlyRow, EndedCall, Reader, Unit, Written
 from interlock.store.signing import Signer
 from interlock.store.writer import Waiting, Writer
 
@@ -185,14 +185,12 @@ class Journal:
         self._enqueue(Waiting((kind, call, body), future), on_the_spot=awaited)
         return future
 
-    def record(
-        self, kind: str, call: str, body: bytes, on_written: Callable[[str, BaseException | None], None] | None = None
-    ) -> None:
-        """Write one record with the next batch, without waiting for the disk. `on_written` hears how that ended.
+    def record(self, kind: str, call: str, body: bytes, listener: Written | None = None) -> None:
+        """Write one record with the next batch, without waiting for the disk. The listener hears how that ended.
 
-        A function in place of a future needs no turn of the loop for each record, only for the batch.
+        A listener in place of a future needs no turn of the loop for each record, only for the batch.
         """
-        self._enqueue(Waiting((kind, call, body), _NOBODY, False, None, on_written))
+        self._enqueue(Waiting((kind, call, body), _NOBODY, listener))
 
     def post(self, unit: Unit[Any]) -> None:
         """Run a unit with the next batch, without waiting for the disk."""
@@ -319,10 +317,11 @@ class Journal:
         for waiting in batch:
             future = waiting.future
             if future is None:
-                if waiting.on_written is None or callable(waiting.work):
+                if waiting.listener is not None:
+                    record: Any = waiting.work
+                    waiting.listener.written(record[2], waiting.error)
+                elif waiting.error is not None:
                     lost = lost or waiting.error
-                else:
-                    waiting.on_written(waiting.work[1], waiting.error)
                 continue
             if future.done():
                 continue

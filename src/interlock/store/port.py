@@ -199,6 +199,14 @@ class Listener(Protocol):
         ...
 
 
+class Written(Protocol):
+    """Hears of records that nobody waits for."""
+
+    def written(self, record: bytes, error: BaseException | None) -> None:
+        """A record is written, or cannot be. Called on the event loop, never by who queues the record."""
+        ...
+
+
 class Store(Protocol):
     """One store of a process. What `commit` and `append` have returned is durable."""
 
@@ -255,14 +263,8 @@ class Store(Protocol):
         """Make one record durable: await the result. One that is not `awaited` goes with the next batch."""
         ...
 
-    def record(
-        self, kind: str, call: str, body: bytes, on_written: Callable[[str, BaseException | None], None] | None = None
-    ) -> None:
-        """Write one record soon, without waiting for the disk.
-
-        `on_written` is called on the event loop with the call when the record is written, or with the error too; never
-        within this method.
-        """
+    def record(self, kind: str, call: str, body: bytes, listener: Written | None = None) -> None:
+        """Write one record soon, without waiting for the disk. The listener hears how that ended."""
         ...
 
     def post(self, unit: Unit[Any]) -> None:

@@ -24,7 +24,7 @@ from interlock.store.connection import OutcomeUnknown, Refused
 from interlock.store.failures import no_room, store_failure
 from interlock.store.home import Home
 from interlock.store.last_head import anchor_line
-from interlock.store.port import EarlyRow, EndedCall, Unit
+from interlock.store.port import EarlyRow, EndedCall, Unit, Written
 from interlock.store.signing import Signer
 from interlock.store.timekeeping import StoreTime
 from interlock.store.transaction import Transaction, head_of, insert
@@ -46,10 +46,10 @@ class Waiting(Generic[T]):
 
     work: Unit[T] | tuple[str, str, bytes]
     future: asyncio.Future[T] | None
+    # Hears of a record in place of a future.
+    listener: Written | None = None
     large: bool = False
     early: EarlyRow | None = None
-    # What to call in place of a future, with the call of the record and the error if there was one.
-    on_written: Callable[[str, BaseException | None], None] | None = None
     value: Any = None
     error: BaseException | None = None
 

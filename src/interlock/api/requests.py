@@ -36,8 +36,10 @@ def named_tool(tool: str | Tool[..., Any]) -> tuple[str, str | None]:
     if not isinstance(tool, str):
         require_tool(tool)
         return tool.manifest.address, tool.manifest.version
-    name, at, spec = tool.partition("@")
-    return name, spec if at else None
+    if "@" not in tool:
+        return tool, None
+    name, _, spec = tool.partition("@")
+    return name, spec
 
 
 def require_tool(given: object) -> None:

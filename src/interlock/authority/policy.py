@@ -309,7 +309,8 @@ class Policies:
         return self._loaded
 
     def _refresh(self) -> None:
-        now = self._monotonic()
+        monotonic = self._monotonic
+        now = monotonic()
         if now - self._looked_at >= LOOK_EVERY_S:
             self._look()
             self._looked_at = now

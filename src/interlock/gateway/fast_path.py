@@ -5,6 +5,9 @@ call, made by the same components: the contract fits their input and output, the
 quarantine, loop detection and redaction apply, and the same record is written. Only the steps in between are skipped,
 which exist for calls that can stop at any of them.
 
+Functions that are attributes of objects get a local name before they are called here. Otherwise Python first looks for
+a method of that name, which takes longer than the call.
+
 INVARIANT: the fast path only handles success. Every other call goes to the regular phases: before the tool has started,
 by starting over, because nothing has happened; afterwards, by continuing from that point with the running tool. A read
 that takes long does so too: the phases enforce its deadline, note that it has begun, and cancel it by its id.
@@ -129,7 +132,8 @@ class FastPath:
             takes_context = tool.bound.takes_context
             if takes_context and not self._contexts.near and not tool.bound.is_async:
                 return None  # its session is read first, from a server
-            taken = None if tool.take is None else tool.take(given, self._small)
+            take = tool.take
+            taken = None if take is None else take(given, self._small)
             if taken is None:
                 if size_of(given, SMALL_INPUT) > SMALL_INPUT or not tool.fits_input(given):
                     return None
@@ -141,7 +145,8 @@ class FastPath:
                     return None
             if tool.inner_defaults is not None and tool.inner_defaults.lacks(given):
                 return None
-            now_ms, now = clock.now_ms(), clock.monotonic()
+            wall_ms, monotonic, random_bytes = clock.now_ms, clock.monotonic, clock.random_bytes
+            now_ms, now = wall_ms(), monotonic()
             if now >= self._changes.fresh_until or tool.digest in self._quarantine.held:
                 return None
             read = RunningRead(request, caller, tool, given, now_ms, now, *taken)
@@ -152,7 +157,7 @@ class FastPath:
             if rest is None:
                 return None
             read.input_hash = input_hash = digest_of(taken[0])
-            read.id, read.trace_id = new_ids(now_ms, clock.random_bytes(24))
+            read.id, read.trace_id = new_ids(now_ms, random_bytes(24))
             if request.trace_id is not None:
                 read.trace_id, read.span = trace_of(request.trace_id, read.trace_id)
             noted = read.id
@@ -164,7 +169,8 @@ class FastPath:
             if takes_context:
                 read.call = self._authorizer.as_granted(read)
                 read.context = self._contexts.make(read.call)
-            read.rest, read.function = rest, self._start(read, read.context)
+            start = self._start
+            read.rest, read.function = rest, start(read, read.context)
         except Exception:  # noqa: BLE001 - nothing has begun: the phases find the same, and say what is wrong
             self._started.end(noted)
             return None
@@ -201,8 +207,9 @@ class FastPath:
                 return read
             if tool.max_inline is not None and size > tool.max_inline:
                 return read
-            latency_ms = int((self._clock.monotonic() - read.started) * 1_000_000) / 1000
-            now_ms = self._clock.now_ms()
+            wall_ms, monotonic = self._clock.now_ms, self._clock.monotonic
+            latency_ms = int((monotonic() - read.started) * 1_000_000) / 1000
+            now_ms = wall_ms()
             body = records.read(read.id, now_ms, read.trace_id, read.input_hash, latency_ms, value, size, read.rest)
             batched = self._batched and not self._journal.crowded
             if not batched or not self._started.answer(read.id, body, self._journal.record):

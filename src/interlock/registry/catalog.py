@@ -227,7 +227,8 @@ class Catalog:
         """
         if self.find_draft is not None:
             return None
-        if self._clock.monotonic() >= self._changes.fresh_until and not self._changes.try_catch_up():
+        monotonic = self._clock.monotonic
+        if monotonic() >= self._changes.fresh_until and not self._changes.try_catch_up():
             return None
         narrowing = capability if capability is not None and capability.narrows else None
         if narrowing is None:

@@ -126,6 +126,8 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self._on_ended: Callable[[list[EndedCall]], None] = _unwatched
         self._pending: list[Waiting[Any]] = []
+        # Whether so much is queued that callers should wait for the disk, whatever they were promised.
+        self.crowded = False
         self._scheduled = False
         self._committing = False
         # The record that was committed where it came up in this turn of the loop: the next one may have company.
@@ -208,11 +210,6 @@ class Journal:
         self._on_ended = listener
 
     @property
-    def crowded(self) -> bool:
-        """Whether so much is queued that callers should wait for the disk, whatever they were promised."""
-        return len(self._pending) >= CROWDED
-
-    @property
     def fill(self) -> float:
         """The fill level of the queue of writes, from zero to one."""
         return len(self._pending) / MAX_PENDING
@@ -225,9 +222,11 @@ class Journal:
     def _enqueue(self, waiting: Waiting[Any], *, on_the_spot: bool = False) -> None:
         if self._closed:
             raise Failure("E3801", "the journal is closed")
-        if len(self._pending) >= MAX_PENDING:
+        queued = len(self._pending)
+        if queued >= MAX_PENDING:
             raise Failure("E3803", "too many records wait for the journal", retry_after_ms=100)
         self._pending.append(waiting)
+        self.crowded = queued + 1 >= CROWDED
         if self._scheduled or self._committing:
             return
         self._idle.clear()
@@ -249,6 +248,7 @@ class Journal:
             batch, self._pending = self._take_turns(batch)
         elif len(batch) > MOST_IN_COMPANY and self.writer.turns.contended:
             batch, self._pending = batch[:MOST_IN_COMPANY], batch[MOST_IN_COMPANY:]
+        self.crowded = len(self._pending) >= CROWDED
         self._gathered = 0
         if not batch:
             self._idle.set()

@@ -166,11 +166,18 @@ class LeftNotes:
             try:
                 with open(path, "rb") as file:
                     held = file.read(SLOT * SLOTS)
+            except FileNotFoundError:
+                continue  # another process was faster
             except OSError as error:
                 _log.warning("notes of reads in %s cannot be read: %s", path.name, error.strerror)
                 continue
             self.notes += _notes(held)
             self._paths.append(path)
+
+    @property
+    def there(self) -> bool:
+        """Whether a dead process has left a file, with notes or without."""
+        return bool(self._paths)
 
     def remove(self) -> None:
         """Remove the files, once the calls are closed."""

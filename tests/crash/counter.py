@@ -43,10 +43,33 @@ async def _(result: str) -> None:
     return None
 
 
+# The names of the calls that are held in this process.
+entered: set[str] = set()
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="demo", effects=[Effect("line:{name}", "CREATE")])
+async def stay(name: Key) -> str:
+    """Write for a long time."""
+    entered.add(name)
+    await asyncio.sleep(500)
+    return name
+
+
+@stay.preview
+def _(name: str) -> Preview:
+    return Preview(impact=name)
+
+
+@stay.compensate
+async def _(result: str) -> None:
+    return None
+
+
 @tool(version="1.0.0", mutation_class="read_only", namespace="demo", timeout_s=600)
 async def wait(ctx: Context, name: Key) -> str:
     """Read for a long time."""
     ctx.progress("reading")
+    entered.add(name)
     await asyncio.sleep(500)
     return name
 

@@ -13,7 +13,7 @@ from interlock.api.home_health import Condition
 from interlock.authority import budgets
 from interlock.core.threads import DISK
 from interlock.gateway import idempotency
-from interlock.gateway.reconcile import block_orphans
+from interlock.gateway.reconcile import close_dead_calls
 from interlock.resilience import limits
 from interlock.store import facts, payloads, surfaces
 from interlock.store.inspection import has_sandboxed_tools
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from interlock.registry.retirement import Milestone
     from interlock.settings import Settings
     from interlock.store.home import Home
+    from interlock.store.instance import Instance
     from interlock.store.port import Store, Transaction
     from interlock.store.readers import Readers
     from interlock.telemetry.alerts import Alerts
@@ -61,7 +62,7 @@ class BackgroundTasks:
         write_unrecorded: Callable[[], Awaitable[None]],
         release_pieces: Callable[[Callable[[str], bool]], Awaitable[None]],
         cancel_requested: Callable[[], Awaitable[None]],
-        alive: Callable[[str], bool],
+        instance: Instance,
         alerts: Alerts,
         supervisor: Supervisor,
         secret: Callable[[str], Awaitable[list[str]]],
@@ -78,7 +79,7 @@ class BackgroundTasks:
         self._write_unrecorded = write_unrecorded
         self._release_pieces = release_pieces
         self._cancel_requested = cancel_requested
-        self._alive = alive
+        self._instance = instance
         self._secret = secret
         self._condition = Condition(home, alerts, announce)
         if settings.housekeeping:
@@ -92,7 +93,7 @@ class BackgroundTasks:
         supervisor.every("housekeeping", HOUSE_EVERY_S, self._maintain_if_due)
         supervisor.every("recording of owed outcomes", TICKETS_EVERY_S, self._write_unrecorded)
         supervisor.every("requests of other processes", TICKETS_EVERY_S, self._cancel_requested)
-        supervisor.every("calls of dead processes", TICKETS_EVERY_S, self._settle_orphans)
+        supervisor.every("calls of dead processes", TICKETS_EVERY_S, self.close_dead_calls)
         supervisor.every("pieces of payloads", TICKETS_EVERY_S, self._remove_pieces)
         supervisor.every("tickets", TICKETS_EVERY_S, self._sweep_tickets)
         if self._settings.resume_approved:
@@ -112,7 +113,7 @@ class BackgroundTasks:
             while await self._journal.commit(evict) == at_once:
                 pass
         await self._journal.commit(surfaces.sweep)
-        await self._release_pieces(self._alive)
+        await self._release_pieces(self._instance.alive)
         await expire_payloads(self._journal)
         if self._settings.purge_records and await self._journal.commit(_purge_due):
             await DISK.run(self._purge, await self._store_ms(), await self.archive_credential())
@@ -176,11 +177,12 @@ class BackgroundTasks:
         """The store's time, by which what lasts is named and removed: the machine's clock may be wrong."""
         return await self._journal.commit(lambda transaction: transaction.now_ms)
 
-    async def _settle_orphans(self) -> None:
-        await block_orphans(self._journal, self._alive, self._announce)
+    async def close_dead_calls(self) -> None:
+        """Close the calls of processes that have died. Runs by itself, and when somebody asks about such a call."""
+        await close_dead_calls(self._journal, self._instance, self._announce)
 
     async def _remove_pieces(self) -> None:
-        await self._release_pieces(self._alive)
+        await self._release_pieces(self._instance.alive)
         if not await self._journal.read(payloads.has_released):
             return
         from interlock.audit.retention import remove_pieces  # most commands have none to remove

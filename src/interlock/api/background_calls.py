@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from interlock.api.background_results import Stored
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
+    from interlock.call.phases import Request
     from interlock.data.schema import Json
 
 # How many background calls run, and how many of their results are kept in memory for clients. The rest are read from
@@ -57,26 +58,30 @@ class BackgroundCalls:
         """The number of calls that run now."""
         return len(self._running)
 
-    async def announce(self, call_id: str, ask: Asked, caller: Caller) -> None:
+    async def announce(self, request: Request, call_id: str, caller: Caller) -> None:
         """Note in the store that this server runs a call, before its id is given away. E3701 if there is no room."""
         self.check_room(caller)
-        await self._stored.begin(call_id, caller, ask.tool, ask.version)
-        self.check_room(caller)
+        try:
+            await self._stored.begin(request, call_id, caller)
+            self.check_room(caller)
+        except BaseException:
+            self._stored.forget(call_id)  # also where its caller has gone meanwhile
+            raise
 
     def add(self, call_id: str, ask: Asked, caller: Caller, task: asyncio.Task[Result]) -> None:
         """Keep a call until it ends, then its result. `check_room` comes first."""
         self._running[call_id] = caller, ask, task
         task.add_done_callback(lambda done: self._store_result(call_id, ask, caller, done))
 
-    async def adopt(self, call_id: str, ask: Asked, caller: Caller, task: asyncio.Task[Result]) -> None:
+    async def adopt(self, request: Request, call_id: str, caller: Caller, task: asyncio.Task[Result]) -> None:
         """Go on in the background with a call that somebody waited for until now. Raises E3701 if there is no room.
 
         Every server knows it when this returns.
         """
         self.check_room(caller)
         # Before anything is awaited: the end of the call is stored after its beginning.
-        self.add(call_id, ask, caller, task)
-        await self._stored.begin(call_id, caller, ask.tool, ask.version)
+        self.add(call_id, request, caller, task)
+        await self._stored.begin(request, call_id, caller)
 
     def task(self, call_id: str) -> asyncio.Task[Result] | None:
         """Return the task of a call that runs here."""
@@ -158,6 +163,11 @@ class BackgroundCalls:
         if stored is None or not await self._reaches(call_id, None, caller, await self._facts(stored, caller)):
             return None
         return stored
+
+    async def is_abandoned(self, call_id: str, caller: Caller) -> bool:
+        """Whether the server that ran a background call of this caller has died before it wrote the end."""
+        stored = await self._stored.find(call_id, caller)
+        return stored is not None and stored.abandoned
 
     async def ended(self, call_id: str, caller: Caller) -> None:
         """Wait until no server runs a call any more."""

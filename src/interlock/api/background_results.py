@@ -1,27 +1,32 @@
 """Background calls in the store: every server on it can tell their callers how they are, and give them the results.
 
 A row is written before the id of the call is given away, and again with the result. It is encrypted, counts against the
-caller's quotas and expires by the time of the store, as stored results do. A call whose server has ended without a
-result is left to the journal.
+caller's quotas and expires by the time of the store, as stored results do. A call whose server has died without a
+result is closed by the first process that notices (`gateway.reconcile`), and the journal tells of it from then on.
 """
 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from interlock.call.artifacts import recalled
 from interlock.call.results import Persistence, Result
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
-from interlock.data.canonical import decode, encode
-from interlock.store import facts, payloads
-from interlock.store.calls import BEGUN
+from interlock.core.threads import DEFINITIONS, INPUTS
+from interlock.data.bounds import LARGE_INPUT, size_of
+from interlock.data.canonical import decode, digest, encode
+from interlock.gateway import reconcile
+from interlock.gateway.open_call import open_call
+from interlock.store import payloads, records
 from interlock.store.payloads import Payload
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
+    from interlock.call.phases import Request
     from interlock.data.schema import Json
     from interlock.store.port import Transaction, Unit
 
@@ -53,17 +58,43 @@ class BackgroundResults:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    async def begin(self, call_id: str, caller: Caller, tool: str, version: str | None) -> None:
+    async def begin(self, request: Request, call_id: str, caller: Caller) -> None:
         """Note that this server runs a call."""
         mine = self._parts.instance.id
-        put = self._put(call_id, caller, {"at": mine, "tool": tool, "version": version}, checked=False)
+        document = {"at": mine, "tool": request.tool, "version": request.version}
+        put = self._put(call_id, caller, document, checked=False)
+        # Other servers find out whom to ask to cancel it, and close it if this one dies before it has any record.
+        ask = reconcile.ask(call_id, mine, await self._record(request))
 
         def unit(transaction: Transaction) -> None:
             put(transaction)
-            # Other servers find out whom to ask to cancel it, also before the call has any record.
-            facts.put(transaction, BEGUN + call_id, mine)
+            ask(transaction)
 
         await self._parts.journal.commit(unit)
+
+    async def _record(self, request: Request) -> bytes:
+        """Return the facts about a call that are known before it begins, in the form of a record."""
+        parts = self._parts
+        call = open_call(request, parts.clock)
+        capability = None if request.caller is None else request.caller.capability
+        with suppress(Failure):  # the call will be refused for it
+            version = await parts.catalog.resolve(request.tool, request.version, capability, request.caller)
+            if not version.at_hand:
+                await DEFINITIONS.run(version.compile)
+            call.tool = version.prepared
+        with suppress(Failure):
+            large = size_of(request.arguments, LARGE_INPUT) > LARGE_INPUT
+            call.input_hash = await INPUTS.run(digest, request.arguments) if large else digest(request.arguments)
+        return records.encode(records.head(call, call.started_ms))
+
+    def forget(self, call_id: str) -> None:
+        """Remove what was noted of a call that is not made after all."""
+
+        def unit(transaction: Transaction) -> None:
+            payloads.remove(transaction, _ref(call_id))
+            reconcile.end(transaction, call_id)
+
+        self._parts.journal.post(unit)
 
     async def keep(self, call_id: str, caller: Caller, tool: str, version: str | None, result: Result | None) -> None:
         """Store the end of a call, with its result if there is one and it fits."""
@@ -77,7 +108,7 @@ class BackgroundResults:
     async def _end(self, call_id: str, put: Unit[None]) -> None:
         def unit(transaction: Transaction) -> None:
             put(transaction)
-            facts.remove(transaction, BEGUN + call_id)
+            reconcile.end(transaction, call_id)
 
         await self._parts.journal.commit(unit)
 

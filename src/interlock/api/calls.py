@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.background_calls import BackgroundCalls
@@ -16,7 +17,7 @@ from interlock.api.rights import require
 from interlock.call.connector import Interaction
 from interlock.call.phases import REASONS, Reason, Request
 from interlock.call.results import Result
-from interlock.core.clock import Deadline, new_id
+from interlock.core.clock import Deadline, new_ids
 from interlock.core.errors import Failure
 from interlock.core.record import step
 from interlock.data.bounds import LONGEST_NAME
@@ -134,11 +135,23 @@ class Calls:
         """Make a call in the background. Its id, by which it is followed at any server on the store."""
         _refuse_long(ask)
         clock = self._parts.clock
-        call_id = new_id(clock.now_ms(), clock.random_bytes(8))
-        await self.background.announce(call_id, ask, caller)
-        task = asyncio.create_task(self.invoke(ask, caller, door=door, call_id=call_id))
-        self.background.add(call_id, ask, caller, task)
+        call_id, trace_id = new_ids(clock.now_ms(), clock.random_bytes(24))
+        request = _request(ask, caller, clock, door, call_id=call_id)
+        if request.trace_id is None:
+            request = replace(request, trace_id=trace_id)
+        await self.background.announce(request, call_id, caller)
+        self.background.add(call_id, ask, caller, asyncio.create_task(self._attach_and_invoke(request, caller)))
         return call_id
+
+    async def _attach_and_invoke(self, request: Request, caller: Caller) -> Result:
+        if self._surfaces is not None and self._surfaces.concern(request.door):
+            request = replace(request, caller=await self._surfaces.attach(caller, request.door))
+        return await self._parts.gateway.invoke(request)
+
+    async def adopt(self, call_id: str, ask: Ask, caller: Caller, door: str, task: asyncio.Task[Result]) -> None:
+        """Go on in the background with a call that somebody waited for until now. Raises E3701 if there is no room."""
+        request = _request(ask, caller, self._parts.clock, door, call_id=call_id)
+        await self.background.adopt(request, call_id, caller, task)
 
     # Following
 
@@ -153,7 +166,16 @@ class Calls:
         if await self.background.runs_for(call_id, caller):
             return None  # its record may be there already, and the result with all its words comes a moment later
         kept = await self.result(call_id, caller)
-        return kept or failure_on_record(await self._parts.ownership.history(call_id))
+        return kept or failure_on_record(await self._history(call_id, caller))
+
+    async def _history(self, call_id: str, caller: Caller) -> list[Json]:
+        """The records of a call. If its server has died, the call is closed first, so that it has one end for all."""
+        history = await self._parts.ownership.history(call_id)
+        closed = any(record.get("kind") == "closed" for record in history)
+        if not closed and await self.background.is_abandoned(call_id, caller):
+            await self._parts.background.close_dead_calls()
+            history = await self._parts.ownership.history(call_id)
+        return history
 
     async def status(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
         """The state of a call by the journal; E3702 for calls that the caller may not see.
@@ -163,7 +185,7 @@ class Calls:
         if await self.background.runs_for(call_id, caller):
             return {"invocation_id": call_id, "status": "running"}
         outcome = await self.result(call_id, caller)
-        history = await self._parts.ownership.history(call_id)
+        history = await self._history(call_id, caller)
         if outcome is not None:
             result = outcome.document()
             return {
@@ -171,11 +193,6 @@ class Calls:
             }  # fmt: skip
         facts = facts_in(history)
         closed = any(record.get("kind") == "closed" for record in history)
-        if not closed and (stored := await self.background.stored(call_id, caller)) is not None and stored.abandoned:
-            # Its server died. What it did can be on record later, when the call is closed or settled.
-            named = {"tool_id": facts.get("toolId") or stored.tool, "version": facts.get("version") or stored.version}
-            unknown = {"status": "failed", "outcome": "unknown", "error_code": "E3409"}
-            return {"invocation_id": call_id, **unknown, **named, **evidence(history)}
         mine = await self._parts.ownership.has(caller, facts)
         audited = "audit:read" in caller.scopes and caller.tenant in ("local", facts.get("tenant"))
         if not history or not (mine or (audited and not own)):

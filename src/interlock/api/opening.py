@@ -15,7 +15,6 @@ from interlock.authority.policy import make_defaults
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
-from interlock.gateway import reconcile
 from interlock.gateway.hooks import Hook
 from interlock.store import facts
 from interlock.store.home import Home
@@ -84,8 +83,7 @@ class Opening(Generic[T]):
                 await _prepare_keys(parts)
             if not self._home.near:
                 await _within_patience(_agree_on_keys(parts))
-            await reconcile.block_orphans(parts.journal, parts.instance.alive, parts.observer.announce)
-            await reconcile.close_abandoned(parts.journal, parts.instance)
+            await parts.background.close_dead_calls()
             await parts.journal.commit(budgets.release_orphans(parts.instance.alive))
             await parts.sweep_tickets()
             await parts.journal.commit(_with_key_secret(self._clock.random_bytes(32).hex()))

@@ -149,7 +149,7 @@ class Parts(OnDemand):
             write_unrecorded=self.write_unrecorded,
             release_pieces=self.storage.pieces.release,
             cancel_requested=lambda: self.remote_cancel.cancel_requested(self.cancel_here),
-            alive=self.instance.alive,
+            instance=self.instance,
             alerts=self.telemetry.alerts,
             supervisor=self.supervisor,
             secret=authority.secret_texts,

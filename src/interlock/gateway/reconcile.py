@@ -5,10 +5,11 @@ effect. The first process that notices alerts, once, and a person who can check 
 from then on with the result that they state. If it did not, the key is free, and the same call may run. Either way the
 decision is recorded, with a name.
 
-A read that died changed nothing, so no decision is needed: the process that opens the data directory next closes it as
-failed, or writes the record of one that had been answered. It knows of them by the notes that every process has of its
-own reads (`store/started_reads.py`). Reads that take long have a start record too, and a fact that the closing write
-removes: by these, others see and cancel them.
+A read that died changed nothing, so no decision is needed: the first process that notices closes it as failed, or
+writes the record of one that had been answered. It knows of them by the notes that every process has of its own reads
+(`store/started_reads.py`). Reads that take long have a start record too, and a fact that the closing write removes: by
+these, others see and cancel them. A call in the background has such a fact from before its id is given away, with what
+is known of it: if its process dies before the tool starts, the call is closed as failed too, and did not run.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from interlock.data.schema import Json
 from interlock.gateway import idempotency
 from interlock.store import facts, ledger, records
 from interlock.store import idempotency as idempotency_rows
-from interlock.store.calls import BEGUN
-from interlock.store.port import EndedCall, Store, Transaction, Unit
+from interlock.store.calls import ASKED, BEGUN
+from interlock.store.port import EndedCall, Reader, Store, Transaction, Unit
 from interlock.store.started_reads import LeftNotes
 
 if TYPE_CHECKING:
@@ -162,31 +163,62 @@ def begin(call_id: str, owner: str, body: bytes) -> Unit[None]:
     return unit
 
 
-def end(transaction: Transaction, call_id: str) -> None:
-    """Remove the note of a started read, in the write that closes it."""
-    facts.remove(transaction, BEGUN + call_id)
-
-
-async def close_abandoned(journal: Store, instance: Instance) -> None:
-    """Close the reads of dead processes: those on record as started, and those that only have a note."""
-    left = LeftNotes(instance.home.instances, instance.alive)
+def ask(call_id: str, owner: str, record: bytes) -> Unit[None]:
+    """Return a unit that notes a call in the background. `record` has what is known of it before it begins."""
 
     def unit(transaction: Transaction) -> None:
+        facts.put(transaction, BEGUN + call_id, owner)
+        facts.put(transaction, ASKED + call_id, record.decode())
+
+    return unit
+
+
+def end(transaction: Transaction, call_id: str) -> None:
+    """Remove the note of a started read or a background call, in the write that closes it."""
+    facts.remove(transaction, BEGUN + call_id)
+    facts.remove(transaction, ASKED + call_id)
+
+
+async def close_dead_calls(journal: Store, instance: Instance, announce: Callable[..., None]) -> None:
+    """Close the calls of dead processes. Usually there are none, and nothing is written."""
+    await block_orphans(journal, instance.alive, announce)
+    left = await journal.read(lambda reader: _left(reader, instance))
+    if left is None:
+        return
+
+    def unit(transaction: Transaction) -> None:
+        _close_noted(transaction, left.notes)
         for name, owner in facts.between(transaction, BEGUN, "begun;"):
             if not instance.alive(owner):
                 _close(transaction, name.removeprefix(BEGUN))
-        _close_noted(transaction, left.notes)
 
+    # INVARIANT: two processes that see the same dead owner close a call once. Each looks inside its write whether the
+    # call has its end.
     await journal.commit(unit)
     left.remove()
 
 
+def _left(reader: Reader, instance: Instance) -> LeftNotes | None:
+    """Return the notes of dead processes; None if these have left neither notes nor calls."""
+    left = LeftNotes(instance.home.instances, instance.alive)
+    owners = {owner for _, owner in facts.between(reader, BEGUN, "begun;")}
+    return left if left.there or not all(map(instance.alive, owners)) else None
+
+
 def _close(transaction: Transaction, call_id: str) -> None:
-    """Close one read, unless the call ended, or waits for an approval, since it was noted."""
+    """Close a read, or a call that did not begin, unless the call ended, or waits for an approval, since then."""
+    key = idempotency_rows.of_call(transaction, call_id)
+    if key is not None and key.state == "executing":
+        return  # a write that has begun: `find_orphans` closes it
+    asked = facts.get(transaction, ASKED + call_id)
     end(transaction, call_id)
+    if transaction.has("closed", call_id):
+        return
     last = ledger.progress(transaction, call_id)
     if last is not None and last[0] == "started":
         _append_failed(transaction, call_id, orjson.loads(last[1]))
+    elif last is None and asked is not None:
+        _append_failed(transaction, call_id, orjson.loads(asked), not_begun=True)
 
 
 def _close_noted(transaction: Transaction, notes: Iterable[bytes]) -> None:
@@ -212,13 +244,20 @@ def _close_noted(transaction: Transaction, notes: Iterable[bytes]) -> None:
             _append_failed(transaction, call_id, started[call_id])
 
 
-def _append_failed(transaction: Transaction, call_id: str, started: Json) -> None:
-    """Append the closing record of a read whose process died."""
+def _append_failed(transaction: Transaction, call_id: str, started: Json, *, not_begun: bool = False) -> None:
+    """Append the closing record of a read whose process died, or of any call that had not begun then."""
+    reason = "the process that ran it died"
+    if not_begun:
+        reason += " before its tool started: it did not run"
+        if started.get("mutationClass") == "read_only":  # of a short read, its own machine alone has the start
+            reason = "the process that ran it died before it was on record that it started"
     body: Json = {
-        "approvalTicketId": None, **started, "kind": "closed", "timestamp": iso(transaction.now_ms),
-        "status": "ERROR", "errorCode": _CRASHED.error_code.value, "error_code": _CRASHED.code,
-        "error_class": _CRASHED.error_class.value, "states": ["running", "failed"], "source": "synthetic",
-        "outputSummary": None, "sideEffects": [], "latencyMs": None, "reason": "the process that ran it died",
+        "approvalTicketId": None, "authDecision": None, **started, "kind": "closed",
+        "timestamp": iso(transaction.now_ms), "status": "ERROR",
+        "errorCode": _CRASHED.error_code.value, "error_code": _CRASHED.code,
+        "error_class": _CRASHED.error_class.value, "states": ["planned" if not_begun else "running", "failed"],
+        "source": "synthetic", "outputSummary": None, "sideEffects": [], "latencyMs": None, "reason": reason,
     }  # fmt: skip
-    ref = f"{started.get('toolId')}@{started.get('version')}"
+    tool, version = started.get("toolId") or "", started.get("version")
+    ref = f"{tool}@{version}" if version else tool
     transaction.close(EndedCall(call_id, ref, "failed", _CRASHED.code), records.encode(body))

@@ -19,6 +19,9 @@ Json = dict[str, Any]
 _TIME = member("body", "timestamp")
 # The prefix of the fact about a running read or background call, which names the call. Its value is the process.
 BEGUN = "begun:"
+# The prefix of the fact about a background call that has what its closing record needs if its process dies before the
+# journal has anything of it.
+ASKED = "asked:"
 
 
 class Live(NamedTuple):

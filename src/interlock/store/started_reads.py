@@ -242,6 +242,8 @@ class LeftNotes:
             try:
                 with open(path, "rb") as file:
                     held = file.read(SLOT * SLOTS + PART * PARTS)
+            except FileNotFoundError:
+                continue  # another process was faster
             except OSError as error:
                 _log.warning("notes of reads in %s cannot be read: %s", path.name, error.strerror)
                 continue
@@ -250,6 +252,11 @@ class LeftNotes:
             for start in range(SLOT * SLOTS, len(held), PART):
                 self.notes += _notes(held[start : start + PART])
             self._paths.append(path)
+
+    @property
+    def there(self) -> bool:
+        """Whether a dead process has left a file, with notes or without."""
+        return bool(self._paths)
 
     def remove(self) -> None:
         """Remove the files, once the calls are closed."""

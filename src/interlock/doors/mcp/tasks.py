@@ -34,6 +34,7 @@ from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.data.untrusted import members
 from interlock.doors.mcp.calling import (
+    DOOR,
     Calling,
     Fault,
     RunningCall,
@@ -115,7 +116,7 @@ class Tasks:
         assert isinstance(call, RunningCall)
         assert call.ask is not None
         try:
-            await self._service.calls.background.adopt(call.id, call.ask, caller, call.task)
+            await self._service.calls.adopt(call.id, call.ask, caller, DOOR, call.task)
         except Failure:
             return None
         suspended.news = None

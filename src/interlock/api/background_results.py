@@ -19,7 +19,6 @@ from interlock.core.threads import DEFINITIONS, INPUTS
 from interlock.data.bounds import LARGE_INPUT, size_of
 from interlock.data.canonical import decode, digest, encode
 from interlock.gateway import reconcile
-from interlock.gateway.open_call import open_call
 from interlock.store import payloads, records
 from interlock.store.payloads import Payload
 
@@ -74,6 +73,8 @@ class BackgroundResults:
 
     async def _record(self, request: Request) -> bytes:
         """Return the facts about a call that are known before it begins, in the form of a record."""
+        from interlock.gateway.open_call import open_call  # those who look at calls make none
+
         parts = self._parts
         call = open_call(request, parts.clock)
         capability = None if request.caller is None else request.caller.capability

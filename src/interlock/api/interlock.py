@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from interlock.api import requests
@@ -252,14 +253,15 @@ class Interlock(Parts):
                 except Failure as failure:
                     # Refused like any call: as a result, and on record.
                     return await self.gateway.decline(Request(tool=name, arguments={}, caller=None, door=door), failure)
-        if self.settings.surface_excluded:
+        if self.has_exclusions:
             caller = self.tools.exclusions.applied(caller or self.caller)
         # In order of its fields; by name it would take half as long again.
         request = Request(
             name, arguments, caller or self.authority.caller, None, wanted, key, session, trace_id, timeout_s, deadline,
             dry_run, "invoke", native, None, door, on_progress, task,
         )  # fmt: skip
-        result = await self.gateway.invoke(request)
+        made = self.gateway.make(request)
+        result = await made if isinstance(made, CoroutineType) else made
         if result.error is None:
             return result if load is None else replace(result, load=load)
         return result if not named else requests.suggest_options(result, named)
@@ -312,7 +314,7 @@ class Interlock(Parts):
         """
         from interlock.gateway.batch import Batch, BatchPolicy
 
-        if self.settings.surface_excluded:
+        if self.has_exclusions:
             applied = self.tools.exclusions.applied
             requests = [one if one.caller is None else replace(one, caller=applied(one.caller)) for one in requests]
         return await Batch(self.gateway, self.catalog, policy or BatchPolicy()).run(requests, interrupt)

@@ -74,7 +74,8 @@ class Parts(OnDemand):
         self.journal, self.readers, self.instance = storage.journal, storage.readers, storage.instance
         self.supervisor = Supervisor(clock, self._alert_background, self._tell_background)
         self.catalog = Catalog(self.journal, clock, home.manifests, shared=not home.near)
-        self.catalog.suggests = not settings.surface_excluded
+        self.has_exclusions = bool(settings.surface_excluded)
+        self.catalog.suggests = not self.has_exclusions
         self.ownership = Ownership(self.journal, self.catalog, settings.environment)
         self.latencies = Latencies()
         self.remote_cancel = RemoteCancel(self.journal, self.instance)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from interlock.approvals.ticket import Ticket
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from interlock.telemetry.setup import Telemetry
 
 
+# many methods: the ways into the six phases, and the phases in their order
 class Gateway:
     """The six phases over one data directory."""
 
@@ -122,11 +124,19 @@ class Gateway:
 
         `tool` is the tool of the call, if its caller has just looked it up.
         """
+        made = self.make(request, turn, tool)
+        return await made if isinstance(made, CoroutineType) else made
+
+    def make(
+        self, request: Request, turn: Turn | None = None, tool: Prepared | None = None
+    ) -> Result | CoroutineType[Any, Any, Result]:
+        """Make one call, as `invoke` does. Returns its result if it has one at once, otherwise what makes the call."""
         read = self.fast_path.take(request, tool) if turn is None else None
-        if read is None:
-            call = open_call.open_call(request, self._clock)
-            return await self._answered(call, self._run, turn, tool)
-        return read if isinstance(read, Result) else await self.finish(read)
+        if isinstance(read, Result):
+            return read
+        if read is not None:
+            return self.finish(read)
+        return self._answered(open_call.open_call(request, self._clock), self._run, turn, tool)
 
     def open(self, request: Request, tool: Prepared | None = None) -> tuple[str, Coroutine[Any, Any, Result]]:
         """Return the id of a call, by which others can stop it, and what makes the call, as `invoke` does."""

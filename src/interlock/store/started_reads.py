@@ -74,7 +74,7 @@ class StartedReads:
 
         `rest` has the other members of the record, as JSON: see `records.rest_of_read` and `rest_of_start`.
         """
-        memory = self.memory or self._open()
+        memory = self._open() if self.memory is None else self.memory
         note = (
             f'{{"kind":"started","call":"{call}","traceId":"{trace_id}","inputHash":"{input_hash}",{rest}}}\n'.encode()
         )

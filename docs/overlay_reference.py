@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from interlock.contract.manifest import Approval, ApprovalStep, Effect
 from interlock.contract.recipes import Constant, InText, Step, Undo
+from interlock.upstreams.conditions import IfMatch
 from interlock.upstreams.overlay import OF_ONE, Overlay, ParameterOverlay, ToolOverlay
 
 # Each part of an overlay: its heading, its model, where it stands (`…` is the place of an example), and the fields with
@@ -80,6 +81,13 @@ PARTS: tuple[tuple[str, type[pydantic.BaseModel], str, str, Words], ...] = (
             "undo": (
                 "how a write is undone, see below",
                 "undo: {tool: delete_issue, arguments: {id: /result/structuredContent/id}, example: {title: a trial}}",
+            ),
+            "if_match": (
+                (
+                    "that a write of an HTTP service is for the version that was read, see below"
+                    " ([explained](../how-to/overlays.md#writes-for-the-version-that-was-read))"
+                ),
+                "if_match: {argument: seen, read_by: get_document}",
             ),
             "concurrency_safe": (
                 "that calls of a batch may run beside others, together with `isolated_calls`",
@@ -150,6 +158,20 @@ PARTS: tuple[tuple[str, type[pydantic.BaseModel], str, str, Words], ...] = (
             ),
             "sensitivity": ("what it holds, so that it is redacted", "sensitivity: pii"),
             "examples": ("values that the contract tests use", "examples: [lamp, chair]"),
+        },
+    ),
+    (
+        "A version that was read",
+        IfMatch,
+        "tools: {it: {if_match: {…}}}",
+        "The version that a write is for, sent as `If-Match`.",
+        {
+            "argument": (
+                "the argument that holds it; it is added to the tool, unless it is its own header `If-Match`",
+                "argument: seen",
+            ),
+            "read_by": ("the tool whose results have the version, by the upstream's name", "read_by: get_document"),
+            "required": ("that a write without a version is refused", "required: true"),
         },
     ),
     (

@@ -208,10 +208,7 @@ class Floor:
         self.done += 1
 
 
-@pytest.mark.part_of(
-    "EFFECT-06",
-    rest="a version that is an ETag of an upstream; 1,000 rounds between nodes, which the thorough run has",
-)
+@pytest.mark.proves("EFFECT-06")
 @given(JOBS)
 def test_overlapping_calls_never_interleave_and_all_of_them_end(jobs: list[Job]) -> None:
     async def scene(path: Path) -> None:

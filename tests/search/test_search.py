@@ -50,8 +50,8 @@ async def _names(app: Interlock, query: str, limit: int = 10) -> list[str]:
 
 @pytest.mark.part_of(
     "REG-14",
-    rest="the description as the only text that is encoded: names and parameters are encoded with it; the default "
-    "limit of search_tools over MCP, which is 5 for each step of a task",
+    rest="two decisions that differ from the clause, with their reasons in its note: the description is encoded "
+    "together with names and parameters, not alone; search_tools over MCP lists 5 tools for each step of a task",
 )
 async def test_tools_are_found_by_what_they_do(office: Interlock):
     assert (await _names(office, "send message to user"))[0] == "office.send_email"

@@ -26,7 +26,7 @@ from interlock.net.client import Broken, Client, Response
 from interlock.net.connection import Unreachable, Untrusted
 from interlock.upstreams import openapi, wire
 from interlock.upstreams.http_answers import EXPLAINED, Answers
-from interlock.upstreams.http_requests import READS, HttpConfig, origin, request_of, with_contents
+from interlock.upstreams.http_requests import READS, HttpConfig, is_repeatable, origin, request_of, with_contents
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.openapi import Request
 from interlock.upstreams.remote_config import Lent, Look, Tls
@@ -70,7 +70,11 @@ class HttpUpstream:
         )
 
     async def call(self, call: RemoteCall) -> Any:
-        value = await self._sender.send(call, lambda one, url: wire.within(one, self._name, self._ask(one, url)))
+        value = await self._sender.send(
+            call,
+            lambda one, url: wire.within(one, self._name, self._ask(one, url)),
+            repeatable=is_repeatable(call),
+        )
         if "whole_result" in call.native and not isinstance(value, Aged):
             await self._answers.whole.check(call, value)
         return value
@@ -167,7 +171,7 @@ class HttpUpstream:
             if response.status not in _REDIRECTS:
                 if isinstance(call, RemoteCall) and call.span is not None:
                     call.span.note({"http.response.status_code": response.status})
-                return await self._answers.read(response, call)
+                return await self._answers.read(response, call, request.headers)
             request = request._replace(url=self._followed(response, request.url, may=request.method in READS))
         raise Failure("E3401", f"`{self._name}` redirects in circles", details={"status": 310})
 

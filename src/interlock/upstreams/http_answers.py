@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import mimetypes
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
@@ -17,7 +17,7 @@ from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.data.schema import Json
 from interlock.net.client import Response
-from interlock.upstreams import wire
+from interlock.upstreams import conditions, wire
 from interlock.upstreams.openapi_content import is_text
 from interlock.upstreams.openapi_results import WholeResults
 from interlock.upstreams.remote_config import Look
@@ -42,11 +42,11 @@ class Answers:
         self._intake = intake
         self._clock = clock
 
-    async def read(self, response: Response, call: RemoteCall | Look) -> Any:
-        """Read the value of an answer; a Failure if it is invalid."""
+    async def read(self, response: Response, call: RemoteCall | Look, sent: Mapping[str, str]) -> Any:
+        """Read the value of an answer; a Failure if it is invalid. `sent` are the headers of its request."""
         if not 200 <= response.status < 300:
             beginning = await self._expanded(response, EXPLAINED, cut=True)
-            raise self._refusal(response, wire.excerpt(beginning.decode(errors="replace"), call))
+            raise self._refusal(response, wire.excerpt(beginning.decode(errors="replace"), call), sent)
         body = await self._expanded(response, self._intake.max_bytes)
         if isinstance(call, RemoteCall) and (tag := response.headers.get("etag")):
             call.provenance["data_version"] = tag.removeprefix("W/").strip('"')
@@ -91,12 +91,14 @@ class Answers:
             raise self._intake.too_large()
         return body[:limit]
 
-    def _refusal(self, response: Response, message: str) -> Failure:
+    def _refusal(self, response: Response, message: str, sent: Mapping[str, str]) -> Failure:
         """Convert a status that is no success to a failure."""
         status = response.status
         pause_ms = wire.retry_after_ms(response.headers.get("retry-after"), self._clock.now_ms())
         details: Json = {"status": status, "sent": True, "body": message}
         ref = f"http:{status}"
+        if (unmet := conditions.refusal(status, sent, self._name, details)) is not None:
+            return unmet
         if status == 429 or (status == 503 and pause_ms is not None):
             words = f"`{self._name}` is asked too often"
             return Failure("E3504", words, details=details, retry_after_ms=pause_ms, native_error_ref=ref)

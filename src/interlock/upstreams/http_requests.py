@@ -17,7 +17,7 @@ from interlock.call.connector import Definition, RemoteCall
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.data.schema import Json
-from interlock.upstreams import templates, wire
+from interlock.upstreams import conditions, templates, wire
 from interlock.upstreams.remote_config import ConfigPart, RemoteConfig, checked_url, header_safe, keep_hidden
 from interlock.upstreams.request import Request, climbs, with_files
 from interlock.upstreams.request import build as build_openapi
@@ -139,21 +139,27 @@ async def with_contents(call: RemoteCall, read_file: Callable[[str], Awaitable[b
     return replace(call, arguments=await with_files(call.native, call.arguments, read_file))
 
 
+def is_repeatable(call: RemoteCall) -> bool:
+    """Whether a key makes it harmless to send the request of a call again after its answer was lost."""
+    return not (call.writes and conditions.is_conditional(call))
+
+
 def request_of(name: str, call: RemoteCall, endpoint: str) -> Request:
     """Build the request of a pinned operation, and check it against the rules. `name` is that of the upstream."""
+    arguments, condition = conditions.arguments_of(call), conditions.header_of(call)
     if call.native.get("protocol") == "openapi":
-        request = build_openapi(call.native, call.arguments, _base(endpoint, call.native.get("servers", ())))
+        request = build_openapi(call.native, arguments, _base(endpoint, call.native.get("servers", ())))
     else:
-        request = build(call.native, call.arguments, endpoint)
+        request = build(call.native, arguments, endpoint)
     method, url, headers, body = request
     if not url.startswith(endpoint + "/") and origin(url) != origin(endpoint):
         raise Failure("E3406", f"the request would leave `{name}`")
     if ("/." in url or "%2" in url) and climbs(urlsplit(url).path):
         raise Failure("E3305", "an argument that is part of the address cannot be `.` or `..`")
-    if not headers:
+    if not headers and not condition:
         return request
     lines = {one.lower(): _one_line(one, value) for one, value in headers.items() if one.lower() not in _OURS}
-    return Request(method, url, lines, body)
+    return Request(method, url, {**lines, **condition}, body)
 
 
 def _base(endpoint: str, servers: Sequence[str]) -> str:

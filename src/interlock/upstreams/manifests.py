@@ -170,6 +170,13 @@ def to_manifest(
     needs: list[str] = []
     try:
         contract = _contract(done, upstream, kind_of(kind), stated, needs, shared)
+        if stated.if_match is not None:
+            contract["execution"]["native"] |= stated.if_match.native(
+                definition,
+                others or {},
+                judged.mutation_class,
+                lambda one: classify(one, overlay, accept_hints=accept_hints).mutation_class,
+            )
         if stated.undo is not None:
             contract["execution"]["undo"] = recipe_of(
                 stated.undo,
@@ -222,7 +229,7 @@ def _contract(
         "external_service": upstream,
         "protocol": kind.protocol,
         "tool_kind": kind.tool_kind,
-        "parameters": _parameters(definition.input_schema, stated, needs, shared),
+        "parameters": _parameters(definition, stated, needs, shared),
         "result_schema": _result(definition, kind, stated, shared),
         "mutation_class": judged.mutation_class,
         "idempotency": {} if stated.idempotency in (None, "caller") else {"key": stated.idempotency},
@@ -320,7 +327,8 @@ def _description(definition: Definition, upstream: str, described: str, needs: l
 # Schemas
 
 
-def _parameters(schema: Any, stated: ToolOverlay, needs: list[str], shared: Shared | None) -> Json:
+def _parameters(definition: Definition, stated: ToolOverlay, needs: list[str], shared: Shared | None) -> Json:
+    schema: Any = definition.input_schema
     if not isinstance(schema, dict) or not schema:
         raise Failure("E3105", "its input schema says nothing; it needs `type: object` and its properties")
     root = cleaned(cast("Json", schema), "input", shared)
@@ -334,6 +342,8 @@ def _parameters(schema: Any, stated: ToolOverlay, needs: list[str], shared: Shar
         for name, part in cast("Json", root.get("properties") or {}).items()
     }
     root["properties"] = known
+    if stated.if_match is not None:
+        stated.if_match.add_argument(definition, root, known)
     strange = [name for name in stated.parameters if name not in known]
     if strange:
         listing = unknown(strange[0], list(known), "which it does not take")

@@ -41,6 +41,7 @@ from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.data.documents import Malformed, read_yaml
 from interlock.data.schema import Fault, Json, pointer
+from interlock.upstreams.conditions import IfMatch
 
 
 class ParameterOverlay(ManifestPart):
@@ -80,6 +81,7 @@ class ToolOverlay(ManifestPart):
     idempotent_by_key: bool | None = None
     idempotency: KeyFrom | None = None
     undo: Undo | None = None
+    if_match: IfMatch | None = None
     concurrency_safe: bool | None = None
     isolated_calls: bool | None = None
     tags: tuple[str, ...] = Field((), strict=False)
@@ -102,7 +104,17 @@ class ToolOverlay(ManifestPart):
 
 
 # Fields that make no sense as defaults of all tools.
-OF_ONE = ("rename", "title", "description", "search_hint", "parameters", "result_schema", "examples", "undo")
+OF_ONE = (
+    "rename",
+    "title",
+    "description",
+    "search_hint",
+    "parameters",
+    "result_schema",
+    "examples",
+    "undo",
+    "if_match",
+)
 
 
 class Overlay(ManifestPart):
@@ -183,6 +195,8 @@ def _fields_at(place: tuple[int | str, ...]) -> list[str]:
             return list(ToolOverlay.model_fields)
         case ("tools", _, "parameters", _):
             return list(ParameterOverlay.model_fields)
+        case ("tools", _, "if_match"):
+            return list(IfMatch.model_fields)
         case ("tools", _, "undo"):
             return list(Undo.model_fields)
         case ("tools", _, "undo", "before"):

@@ -70,13 +70,17 @@ class Sender:
         if services is not None and len(urls) > 1:
             self._guarded = Endpoints(name, urls, services, cache=self._last_good)
 
-    def send(self, call: RemoteCall, ask: Callable[[RemoteCall, str], Awaitable[Any]]) -> Coroutine[Any, Any, Any]:
+    def send(
+        self, call: RemoteCall, ask: Callable[[RemoteCall, str], Awaitable[Any]], *, repeatable: bool = True
+    ) -> Coroutine[Any, Any, Any]:
         """Return the answer, or raise the last failure. `ask` is one attempt: it receives the call as it is sent, and
-        the endpoint.
+        the endpoint. What is not `repeatable` is not sent again if it may have arrived, whatever key it has.
 
         Each attempt of a traced call has a span, and the upstream receives its position.
         """
-        keyed = call.key is not None and (self._idempotent or call.native.get("idempotent_by_key") is True)
+        keyed = (
+            repeatable and call.key is not None and (self._idempotent or call.native.get("idempotent_by_key") is True)
+        )
         safe = keyed or not call.writes
         once = self._to_one(call, ask) if len(self._urls) == 1 else self._to_several(call, ask, safe=safe)
 

@@ -22,7 +22,7 @@ _STATE_OF_CLASS: dict[ErrorClass, State] = {
     ErrorClass.APPROVAL_REJECTED: "denied",
 }
 # Details of a failure by which an upstream says that it has not run the tool.
-_NOT_RUN = frozenset(("inputRequired", "requiredCapabilities"))
+_NOT_RUN = frozenset(("inputRequired", "requiredCapabilities", "preconditionFailed"))
 # Failures of an upstream that leave open whether it made the change.
 _MAYBE_DONE = frozenset(("E3001", "E3502", "E3503"))
 
@@ -42,7 +42,7 @@ def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
     if not call.launched:
         return "released"
     if call.tool.remote and not _NOT_RUN.isdisjoint(failure.details or {}):
-        return "released"  # the upstream did not run the tool: it asks first, or serves other clients only
+        return "released"  # the upstream did not run the tool: it asks first, or something does not hold
     manifest = call.tool.contract.manifest
     reported: list[Change] = [] if call.more.context is None else call.more.context.changes
     cut_off = state in ("timed_out", "canceled")

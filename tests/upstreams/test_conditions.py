@@ -1,0 +1,318 @@
+"""Writes of HTTP services for the version that was read: ETags and If-Match, from the overlay to the service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from interlock import Interlock
+from interlock.data.schema import Json
+from tests.support.answers import Wish
+from tests.support.calls import code, records
+from tests.support.wires import DOORS, wired
+from tests.upstreams.servers import Answer, Got, HttpServer
+
+PROVES = pytest.mark.proves("EFFECT-06")
+ROUNDS = 100
+AT_ONCE = 20
+
+TEXT: Json = {"type": "string", "description": "what it says", "examples": ["hello"]}
+ID: Json = {"type": "string", "description": "name of a document", "examples": ["trial"]}
+DOCUMENT: Json = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+
+
+class Documents:
+    """A service with documents, their ETags, and the rules of RFC 9110 on them."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self.stored: dict[str, tuple[int, str]] = {"trial": (1, "before")}
+        self.demands = False
+        # The answers to the next writes are lost, after they were made.
+        self.losing = 0
+        self.writes: list[Got] = []
+        server.otherwise = self.answer
+
+    def answer(self, got: Got) -> Answer:
+        name = got.path.rpartition("/")[2]
+        found = self.stored.get(name)
+        if got.method == "GET":
+            return Answer(404, b'{"why": "there is none"}') if found is None else self._shown(name)
+        if got.method != "PUT":
+            return Answer()
+        self.writes.append(got)
+        wanted, absent = got.headers.get("if-match"), got.headers.get("if-none-match")
+        if self.demands and wanted is None and absent is None:
+            return Answer(428, b'{"why": "say which version"}')
+        if (wanted == "*" and found is None) or (absent == "*" and found is not None):
+            return Answer(412)
+        if wanted not in (None, "*", None if found is None else f'"v{found[0]}"'):
+            return Answer(412, b'{"why": "it is another"}')
+        self.stored[name] = (1 if found is None else found[0] + 1, orjson.loads(got.body)["text"])
+        if self.losing:
+            self.losing -= 1
+            return Answer(status=0)
+        return self._shown(name)
+
+    def _shown(self, name: str) -> Answer:
+        version, text = self.stored[name]
+        return Answer(body=orjson.dumps({"text": text}), headers={"etag": f'"v{version}"'})
+
+
+def _configured(url: str, how: str) -> Json:
+    """The service, with its operations in an OpenAPI document or described by hand."""
+    if how == "described":
+        taken: Json = {"type": "object", "properties": {"id": ID}, "required": ["id"]}
+        given: Json = {"type": "object", "properties": {"id": ID, "text": TEXT}, "required": ["id", "text"]}
+        common: Json = {"path": "/docs/{id}", "output_schema": DOCUMENT}
+        tools: list[Json] = [
+            {"name": "read", "method": "GET", "description": "A document of the shelf.", "input_schema": taken},
+            {"name": "write", "method": "PUT", "description": "Write a document.", "input_schema": given},
+        ]
+        return {"urls": [url], "allow_private": True, "tools": [{**common, **one} for one in tools]}
+    ok: Json = {"200": {"description": "it", "content": {"application/json": {"schema": DOCUMENT}}}}
+    place: Json = {"name": "id", "in": "path", "required": True, "schema": ID, "description": "its name"}
+    body: Json = {"type": "object", "properties": {"text": TEXT}, "required": ["text"]}
+    header: Json = {"name": "If-Match", "in": "header", "schema": {"type": "string"}, "description": "an entity tag"}
+    operations: Json = {
+        "get": {
+            "operationId": "read", "summary": "A document of the shelf.", "parameters": [place], "responses": ok,
+        },
+        "put": {
+            "operationId": "write", "summary": "Write a document.", "responses": ok,
+            "parameters": [place, header] if how == "openapi with the header" else [place],
+            "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        },
+    }  # fmt: skip
+    document: Json = {
+        "openapi": "3.1.0",
+        "info": {"title": "Docs", "version": "1"},
+        "paths": {"/docs/{id}": operations},
+    }
+    return {"urls": [url], "allow_private": True, "openapi": document}
+
+
+# A recipe for undoing would read what is not there before the write is sent.
+IRREVERSIBLE: Json = {"mutation_class": "write_irreversible", "undo": None}
+HOW = ["described", "openapi", "openapi with the header"]
+
+
+def _overlay(argument: str = "seen", **more: Any) -> Json:
+    write: Json = {
+        "mutation_class": "write_reversible", "effects": [{"resource": "doc:{id}", "operation": "UPDATE"}],
+        "if_match": {"argument": argument, "read_by": "read"},
+        "undo": {
+            "before": {"tool": "read", "arguments": {"id": "/input/id"}}, "tool": "write",
+            "arguments": {"id": "/input/id", "text": "/before/text"}, "example": {"id": "trial", "text": "a trial"},
+        },
+    }  # fmt: skip
+    return {"tools": {"read": {"mutation_class": "read_only"}, "write": {**write, **more}}}
+
+
+async def _added(app: Interlock, url: str, how: str = "described", **more: Any) -> None:
+    argument = "If-Match" if how == "openapi with the header" else "seen"
+    report = await app.upstreams.add(
+        "shelf", "http", _configured(url, how), by=app.caller, overlay=_overlay(argument, **more)
+    )
+    assert [one.state for one in report.tools] == ["admitted", "admitted"], report.tools
+
+
+@asynccontextmanager
+async def shelf(home: Path, how: str = "described", **more: Any) -> AsyncGenerator[tuple[Interlock, Documents]]:
+    async with HttpServer.open() as server, Interlock.open(home, housekeeping=False) as app:
+        documents = Documents(server)
+        await _added(app, server.url, how, **more)
+        documents.writes.clear()
+        yield app, documents
+
+
+async def _version(app: Interlock, name: str) -> str:
+    """The version of a document as a caller reads it."""
+    result = await app.call("shelf.read", id=name)
+    version = result.envelope()["provenance"]["dataVersion"]
+    assert isinstance(version, str), result.error
+    return version
+
+
+@PROVES
+@pytest.mark.parametrize("how", HOW)
+async def test_a_write_is_for_the_version_that_was_read_and_the_service_compares(tmp_path: Path, how: str) -> None:
+    seen = "If-Match" if how == "openapi with the header" else "seen"
+    async with shelf(tmp_path, how) as (app, documents):
+
+        async def write(text: str, key: str, version: str | None = None) -> str | None:
+            given = {"id": "plan", "text": text, **({} if version is None else {seen: version})}
+            result = await app.call("shelf.write", given, key=key)
+            if result.error is not None:
+                assert (await app.call("shelf.write", given, key=key)).error is not None
+                (closed, *_) = records(app, result.invocation_id)
+                assert closed["outcome"] == "released"
+                assert not records(app, result.invocation_id, kind="mutation")
+                assert result.error.details is not None
+                assert result.error.details["status"] == 412
+            return None if result.error is None else f"{result.error.code} {result.error.row.error_code}"
+
+        documents.stored["plan"] = (7, "first")
+        version = await _version(app, "plan")
+        assert version == "v7"
+        assert await write("second", "1", version) is None
+        assert documents.writes[-1].headers["if-match"] == '"v7"'
+        assert (documents.stored["plan"], await _version(app, "plan")) == ((8, "second"), "v8")
+        assert await write("third", "2", version) == "E3410 CONFLICT"
+        assert await write("third", "3", '"v7"') == "E3410 CONFLICT"
+        assert documents.stored["plan"] == (8, "second")
+        assert await write("second", "1", version) is None, "it is replayed, not judged by what it did itself"
+        assert await write("third", "4", "*") is None
+        assert await write("fourth", "5", "") == "E3411 PRECONDITION_FAILED"
+        assert documents.writes[-1].headers["if-none-match"] == "*"
+        assert await write("fourth", "6") is None, "whoever states nothing is asked nothing"
+        assert documents.stored["plan"] == (10, "fourth")
+        assert orjson.loads(documents.writes[-1].body).keys() == {"text"}, "the version is no part of the body"
+
+
+@PROVES
+async def test_what_must_be_there_and_is_not_is_a_failed_precondition(tmp_path: Path) -> None:
+    async with shelf(tmp_path, **IRREVERSIBLE) as (app, documents):
+        given: Json = {"id": "none", "text": "a", "seen": "*"}
+        pending = await app.call("shelf.write", given, key="1")
+        reviewer = replace(app.caller, id="local:reviewer", groups=frozenset({"approvers"}))
+        await app.approvals.approve(pending.metadata["pending"]["ticketId"], by=reviewer)
+        refused = await app.call("shelf.write", given, key="1")
+        assert code(refused) == "E3411"
+        assert documents.writes[-1].headers["if-match"] == "*"
+        assert "none" not in documents.stored
+
+
+@PROVES
+@pytest.mark.parametrize("apart", [True, False], ids=["two homes", "one home"])
+async def test_of_two_writers_of_one_version_one_succeeds_and_the_other_conflicts(tmp_path: Path, apart: bool) -> None:
+    """Two homes share no lock: only the service can tell their writes apart."""
+    async with (
+        HttpServer.open() as server,
+        Interlock.open(tmp_path / "one", housekeeping=False) as one,
+        Interlock.open(tmp_path / "two", housekeeping=False) as two,
+    ):
+        documents = Documents(server)
+        for app in (one, two):
+            await _added(app, server.url)
+
+        async def race(number: int) -> None:
+            name = f"d{number}"
+            documents.stored[name] = (7, "before")
+            writers = {"A": one, "B": two if apart else one}
+            # Both read the same version; or the second states none.
+            read = {body: await _version(app, name) for body, app in writers.items()}
+            given = {body: {"seen": version} for body, version in read.items()}
+            if number % 2 == 0:
+                given["B"] = {}
+            calls = [
+                app.call("shelf.write", {"id": name, "text": body, **given[body]}, key=f"{body}{number}")
+                for body, app in writers.items()
+            ]
+            results = await asyncio.gather(*calls)
+            ended = {
+                body: "success" if result.error is None else result.error.row.error_code.value
+                for body, result in zip(writers, results, strict=True)
+            }
+            done = [body for body, end in ended.items() if end == "success"]
+            assert set(ended.values()) <= {"success", "CONFLICT"}, ended
+            assert len(done) == 1 or (number % 2 == 0 and len(done) == 2), ended
+            version, text = documents.stored[name]
+            assert version == 7 + len(done)
+            assert text in done
+
+        for start in range(0, ROUNDS, AT_ONCE):
+            await asyncio.gather(*(race(number) for number in range(start, start + AT_ONCE)))
+
+
+@PROVES
+async def test_every_door_tells_a_conflict_from_a_failed_precondition(tmp_path: Path) -> None:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
+        documents = Documents(server)
+        await _added(app, server.url)
+        async with wired(app) as wires:
+            for door in DOORS:
+                documents.stored[door] = (7, "before")
+
+                async def ask(key: str, seen: str, door: str = door) -> tuple[str, str] | None:
+                    wish = Wish("shelf.write", {"id": door, "text": door, "seen": seen}, key=f"{door}{key}")
+                    told = await wires.rows[door].call(wish)
+                    return None if told.error is None else told.error[:2]
+
+                assert await ask("1", "v6") == ("E3410", "CONFLICT"), door
+                assert await ask("2", "") == ("E3411", "PRECONDITION_FAILED"), door
+                assert documents.stored[door] == (7, "before")
+                assert await ask("3", "v7") is None, door
+                assert documents.stored[door] == (8, door)
+
+
+@PROVES
+async def test_a_write_for_one_version_is_not_sent_again_after_its_answer_was_lost(tmp_path: Path) -> None:
+    """Sent again it would find its own version, and the refusal would say that nothing was done."""
+    async with shelf(tmp_path, idempotent_by_key=True, restart_safe=False) as (app, documents):
+        documents.stored["plan"] = (7, "first")
+        documents.losing = 1
+        lost = await app.call("shelf.write", {"id": "plan", "text": "second", "seen": "v7"}, key="1")
+        assert lost.error is not None
+        assert lost.error.row.error_code.value == "UPSTREAM_FAILURE"
+        assert (len(documents.writes), documents.stored["plan"]) == (1, (8, "second"))
+        documents.losing = 1
+        again = await app.call("shelf.write", {"id": "plan", "text": "third"}, key="2")
+        assert again.ok, "without a version, the key of the service makes a second try harmless"
+        assert len(documents.writes) == 3
+
+
+async def test_a_service_that_demands_a_version_says_so(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as (app, documents):
+        documents.demands = True
+        refused = await app.call("shelf.write", {"id": "trial", "text": "a"}, key="1")
+        assert (code(refused), documents.stored["trial"]) == ("E3411", (3, "before"))
+        assert "only for a stated version" in str(refused.error)
+        assert (await app.call("shelf.write", {"id": "trial", "text": "a", "seen": "v3"}, key="1")).ok
+
+
+async def test_an_overlay_can_demand_a_version_of_every_write(tmp_path: Path) -> None:
+    required: Json = {"argument": "seen", "read_by": "read", "required": True}
+    async with shelf(tmp_path, if_match=required, **IRREVERSIBLE) as (app, documents):
+        refused = await app.call("shelf.write", {"id": "trial", "text": "a"}, key="1")
+        assert refused.error is not None
+        assert refused.error.row.error_code.value == "INVALID_INPUT"
+        assert "seen" in str(refused.error)
+        assert documents.writes == []
+
+
+async def test_what_no_read_could_have_returned_is_not_sent(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as (app, documents):
+        for number, seen in enumerate(("a b", 'a"b', "a\r\nx: y", "é", '""')):
+            refused = await app.call("shelf.write", {"id": "trial", "text": "a", "seen": seen}, key=f"k{number}")
+            assert code(refused) == "E3308", seen
+        assert documents.writes == []
+
+
+@pytest.mark.parametrize(
+    ("overlay", "reason"),
+    [
+        ({"tools": {"write": {"if_match": {"argument": "seen", "read_by": "look"}}}}, "not a tool of this upstream"),
+        ({"tools": {"write": {"if_match": {"argument": "seen", "read_by": "read"}}}}, "mutation_class: read_only"),
+        (_overlay("text"), "takes another `text`"),
+        (
+            {"tools": {"read": {"mutation_class": "read_only", "if_match": {"argument": "seen", "read_by": "read"}}}},
+            "changes no version",
+        ),
+    ],
+)
+async def test_an_overlay_whose_version_nobody_can_read_keeps_the_tool_out(
+    tmp_path: Path, overlay: Json, reason: str
+) -> None:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
+        Documents(server)
+        config = _configured(server.url, "described")
+        report = await app.upstreams.add("shelf", "http", config, by=app.caller, overlay=overlay)
+        refused = [one for one in report.tools if one.state != "admitted"]
+        assert any(reason in str(one.reason) for one in refused), report.tools

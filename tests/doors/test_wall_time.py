@@ -147,10 +147,7 @@ async def test_at_every_wire_whatever_overruns_is_answered_within_a_tenth_of_a_s
 
 
 async def _late_ms(wires: Wires, door: str, address: str, arguments: Json) -> float:
-    """How far from its deadline a call is answered, as its client measures it.
-
-    A connector gives up before the deadline where what is left is too short for another attempt.
-    """
+    """How far from its deadline a call is answered, as its client measures it."""
     began = time.monotonic()
     heard = await wires.rows[door].heard(Wish(address, arguments))
     took_ms = (time.monotonic() - began) * 1000

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +41,15 @@ from tests.support import source
 from tests.support.calls import SIX, admit, publish, records, turn, until
 from tests.support.executors import site
 from tests.support.stores import bury, lives
+
+
+@pytest.fixture
+async def app(home: Path) -> AsyncGenerator[Interlock]:
+    """One that leaves the calls of dead processes to others."""
+    async with Interlock.open(home, housekeeping=False) as opened:
+        for one in sample.TOOLS:
+            opened.catalog.attach(one)
+        yield opened
 
 
 @pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")

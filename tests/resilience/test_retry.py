@@ -200,8 +200,34 @@ async def test_deadlines_of_attempts_never_fall_and_never_exceed_the_calls(
     assert all(until <= deadline for until in upstream.deadlines)
     if len(upstream.deadlines) == attempts:
         assert upstream.deadlines[-1] == deadline, "the last one leaves nothing to another"
-    if attempts > 1:
-        assert upstream.deadlines[0] == pytest.approx(0.8 * deadline)
+    if attempts > 1:  # of a fifth, another attempt has to have a share after the pause, which is a second at most
+        assert upstream.deadlines[0] == pytest.approx(
+            deadline if 0.2 * deadline <= 1 + 0.01 * deadline else 0.8 * deadline
+        )
+
+
+@pytest.mark.proves("RESIL-11")
+@pytest.mark.proves("LIFE-10")
+@given(
+    deadline=st.floats(0.1, 600), attempts=st.integers(1, 10), draws=st.randoms(use_true_random=False),
+    jitter=st.sampled_from(["full", "proportional"]),
+)  # fmt: skip
+async def test_a_call_whose_attempts_all_hang_ends_at_its_deadline_and_not_before(
+    deadline: float, attempts: int, draws: random.Random, jitter: str
+) -> None:
+    upstream = Upstream()
+
+    async def hangs(until: float) -> str:
+        upstream.deadlines.append(until)
+        upstream.now = until
+        raise Failure("E3503", details={"sent": True})
+
+    pacing = Pacing(monotonic=lambda: upstream.now, sleep=upstream.sleep, uniform=draws.uniform)
+    policy = RetryPolicy.model_validate({"max_attempts": attempts, "jitter": jitter})
+    with pytest.raises(Failure):
+        await sending(hangs, policy, pacing, deadline=deadline, safe=True)
+    assert upstream.now == deadline
+    assert upstream.deadlines[-1] == deadline
 
 
 @pytest.mark.proves("RESIL-11")

@@ -43,22 +43,37 @@ class Pacing:
     base_s: float = BASE_S
 
 
+def _backoff_s(policy: RetryPolicy, pacing: Pacing, retry: int) -> float:
+    return min(float(policy.backoff_max_seconds), pacing.base_s * policy.backoff_multiplier ** (retry - 1))
+
+
+def longest_delay_s(policy: RetryPolicy, pacing: Pacing, retry: int) -> float:
+    """The longest delay that may be drawn before retry number `retry`."""
+    return _backoff_s(policy, pacing, retry) * (1.0 if policy.jitter == "full" else 1.0 + policy.jitter_factor)
+
+
 def delay_s(policy: RetryPolicy, pacing: Pacing, retry: int) -> float:
     """The delay before retry number `retry` (the first is 1)."""
-    capped = min(float(policy.backoff_max_seconds), pacing.base_s * policy.backoff_multiplier ** (retry - 1))
+    capped = _backoff_s(policy, pacing, retry)
     if policy.jitter == "full":
         return pacing.uniform(0.0, capped)
     return max(0.0, capped + pacing.uniform(-policy.jitter_factor * capped, policy.jitter_factor * capped))
 
 
-def attempt_deadline(policy: RetryPolicy, attempt: int, now: float, deadline: float) -> float:
-    """Compute the deadline of attempt number `attempt` (the first is 1) that begins now.
+def attempt_deadline(policy: RetryPolicy, pacing: Pacing, attempt: int, began: float, deadline: float) -> float:
+    """Compute the deadline of attempt number `attempt` (the first is 1) that begins now, of a call that began earlier.
 
     It lies within the call's deadline, which follows from the timeout class. Up to a fifth of the time left is reserved
-    for the attempts that the policy still allows, in equal parts, so that one that hangs leaves time for another.
+    for the attempts that the policy still allows, in equal parts, so that one that hangs leaves time for another. Where
+    another might not fit into that time, nothing is reserved, so that a caller whose upstream hangs is answered at the
+    deadline and not before.
     """
     later = max(0, policy.max_attempts - attempt)
-    return deadline if later == 0 else deadline - (deadline - now) * RESERVED * later / (policy.max_attempts - 1)
+    if later == 0:
+        return deadline
+    reserved = (deadline - pacing.monotonic()) * RESERVED * later / (policy.max_attempts - 1)
+    fits = reserved > longest_delay_s(policy, pacing, attempt) + LEAST * (deadline - began)
+    return deadline - reserved if fits else deadline
 
 
 def http_status(failure: Failure) -> int | None:
@@ -96,7 +111,7 @@ async def call_with_retries(
     """
     attempts, began = 0, pacing.monotonic()
     while True:
-        result = await attempt(attempt_deadline(policy, attempts + 1, pacing.monotonic(), deadline))
+        result = await attempt(attempt_deadline(policy, pacing, attempts + 1, began, deadline))
         failure = result.error
         if failure is None or not may_retry(failure, policy):
             return result
@@ -127,7 +142,7 @@ async def sending(
     while True:
         attempts += 1
         try:
-            until = attempt_deadline(policy, attempts, pacing.monotonic(), deadline) if safe else deadline
+            until = attempt_deadline(policy, pacing, attempts, began, deadline) if safe else deadline
             return await attempt(until)
         except Failure as failure:
             reached = reached or not unsent(failure)

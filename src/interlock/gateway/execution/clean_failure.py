@@ -7,7 +7,9 @@ from interlock.core.errors import Failure
 from interlock.core.threads import INPUTS
 from interlock.data.bounds import LARGE_INPUT
 from interlock.gateway.failure_log import FailureLog
-from interlock.resilience.retry import RESERVED
+
+# A connector that gives up so shortly before the deadline has waited for it: timers are not exact.
+_AT_DEADLINE_S = 0.1
 
 
 async def clean_failure(failure_log: FailureLog, call: Call, failure: Failure) -> Failure:
@@ -18,12 +20,10 @@ async def clean_failure(failure_log: FailureLog, call: Call, failure: Failure) -
 
 
 def at_deadline(call: Call, failure: Failure, now: float) -> Failure:
-    """Return E3402 for a connector that waited in vain until the call's deadline, or until what was left of it was too
-    short for another attempt. An upstream's own statement, such as status 504, stays what it is.
+    """Return E3402 for a connector that waited in vain until the call's deadline. An upstream's own statement, such as
+    status 504, stays what it is.
     """
-    if failure.code != "E3503" or failure.native_error_ref is not None:
-        return failure
-    if call.deadline - now > RESERVED * (call.deadline - call.started):
+    if failure.code != "E3503" or failure.native_error_ref is not None or call.deadline - now > _AT_DEADLINE_S:
         return failure
     return Failure("E3402", f"{call.ref} ran out of time: {failure.message}", details=failure.details)
 

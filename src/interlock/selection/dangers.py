@@ -14,14 +14,20 @@ from interlock.core.expressions import expression
 
 MOST_TEXT: Final = 200_000
 UNREAD: Final = "text that is too long to be read"
-_LINE_COMMENT: Final = expression(r"--[^\n]*")
+# What begins a quoted text or a comment, and what ends it. What looks like a comment inside of quotes is none.
+_ENDS: Final = {"'": "'", '"': '"', "`": "`", "--": "\n", "/*": "*/"}
+_BEGIN: Final = expression(r"['\"`]|--|/\*")
 _SPACE: Final = expression(r"\s+")
+# The name of a table in SQL, with those of its schema and database, and the name that a statement gives it.
+_NAME: Final = r"(?:[\w$]+|\"[^\"]{1,200}\"|`[^`]{1,200}`|\[[^\]]{1,200}\])"
+_TABLE: Final = rf"(?:only )?{_NAME}(?:\.{_NAME})*(?: (?:as )?(?!set\b|where\b|using\b)\w+)?"
+_KINDS: Final = r"(?:temporary |temp |materialized |external |foreign |virtual )?"
 _OPERATIONS: Final = tuple(
     (name, re.compile(pattern, re.IGNORECASE))
     for name, pattern in (
-        ("DROP", r"\bdrop (?:table|database|schema|view|index|user|role|column|keyspace|collection)\b"),
+        ("DROP", rf"\bdrop {_KINDS}(?:table|database|schema|view|index|user|role|column|keyspace|collection)\b"),
         ("TRUNCATE", r"\btruncate (?:table )?[\w\"`\[]"),
-        ("DELETE without WHERE", r"\bdelete from [\w.\"`\[\]]+ ?(?:;|$)"),
+        ("DELETE without WHERE", rf"\bdelete from {_TABLE} ?(?:;|$|returning\b|limit\b|order by\b)"),
         ("GRANT ALL", r"\bgrant all\b"),
         ("rm -r", r"\brm (?:-\S+ )*-\w*[rR]\w*\b|\brm (?:-\S+ )*--recursive\b"),
         ("mkfs", r"\bmkfs(?:\.\w+)?\b"),
@@ -35,7 +41,7 @@ _FOLLOWED: Final = tuple(
         ("git push --force", r"\bgit push\b", r" --force\b| -f\b"),
     )
 )
-_UPDATE: Final = expression(r"\bupdate [\w.\"`\[\]]+ set ", re.IGNORECASE)
+_UPDATE: Final = expression(rf"\bupdate {_TABLE} set ", re.IGNORECASE)
 _WHERE: Final = expression(r"\bwhere\b", re.IGNORECASE)
 
 
@@ -49,7 +55,9 @@ def dangers(parameters: Mapping[str, Any]) -> list[str]:
     for text in _texts(parameters):
         if len(text) > left:
             found[UNREAD] = None
-        found |= dict.fromkeys(_operations(_SPACE.sub(" ", _without_comments(text[:left])).strip()))
+        # Comments may stand inside of an operation, and an operation in what only looks like a comment.
+        for form in (text[:left], _without_comments(text[:left])):
+            found |= dict.fromkeys(_operations(_SPACE.sub(" ", form).strip()))
         left = max(0, left - len(text))
     return list(found)
 
@@ -69,11 +77,21 @@ def _operations(plain: str) -> Iterator[str]:
 
 def _without_comments(text: str) -> str:
     parts: list[str] = []
-    at = 0
-    while (start := text.find("/*", at)) >= 0 and (end := text.find("*/", start + 2)) >= 0:
-        parts.append(text[at:start])
-        at = end + 2
-    return _LINE_COMMENT.sub(" ", " ".join((*parts, text[at:])))
+    endless: set[str] = set()  # of these none ends any more, so none is looked for again
+    copied = at = 0
+    while begin := _BEGIN.search(text, at):
+        kind, at = begin[0], begin.end()
+        end = -1 if kind in endless else text.find(_ENDS[kind], at)
+        if end < 0:
+            endless.add(kind)
+            end = len(text) if kind == "--" else -1
+        if end < 0:
+            continue
+        at = min(end + len(_ENDS[kind]), len(text))
+        if kind in ("--", "/*"):
+            parts.append(text[copied : begin.start()])
+            copied = at
+    return " ".join((*parts, text[copied:]))
 
 
 def _texts(value: Any) -> list[str]:

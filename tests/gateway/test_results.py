@@ -48,13 +48,20 @@ async def lenient(text: Text) -> dict[str, float | bool]:
     return returned[-1]
 
 
+Sign = Annotated[str, Field(description="what the text consists of", examples=["x"])]
 PRIVATE = ("ann@example.org", "555-123-4567", "supersecret")
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="r", max_inline_chars=100)
-async def long(size: Number) -> str:
+async def long(size: Number, sign: Sign = "x") -> str:
     """Text of a length."""
-    return "x" * size
+    return sign * size
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="r", max_inline_chars=100)
+async def long_letter(size: Number) -> str:
+    """Text of a length to somebody whose address is private."""
+    return "To ann@example.org: " + "x" * size
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="r", max_inline_chars=5000)
@@ -271,17 +278,30 @@ async def test_a_preview_has_a_thousand_characters_at_most(results: Interlock) -
     assert "x" * 1001 not in text
 
 
-@pytest.mark.proves("LIFE-16")
-@pytest.mark.proves("LIFE-20", "CONTRACT-19")
-@pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True), (500, True), (1001, True), (5000, True)])
-async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: int, kept: bool) -> None:
+@pytest.mark.proves("LIFE-20")
+async def test_a_large_result_with_a_private_part_is_announced_as_redacted_and_as_persisted(results: Interlock) -> None:
+    await admit(results, long_letter)
     events: list[Any] = []
     results.listen(events.append)
-    result = await results.call("r.long", size=size)
+    result = await results.call("r.long_letter", size=200)
+    assert result.persistence.decision == "preview"
+    assert "ann@example.org" not in str(result.document())
+    heard = [event.type for event in events]
+    assert {"tool.result.created", "tool.result.persisted", "tool.result.redacted"} <= set(heard)
+
+
+@pytest.mark.proves("LIFE-16")
+@pytest.mark.proves("LIFE-20", "CONTRACT-19")
+@pytest.mark.parametrize("sign", ["x", "\u00e9", "\U0001d11e"])  # of one byte, of two, and of four
+@pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True), (500, True), (1001, True), (5000, True)])
+async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: int, kept: bool, sign: str) -> None:
+    events: list[Any] = []
+    results.listen(events.append)
+    result = await results.call("r.long", size=size, sign=sign)
     document = result.document()
     ToolResult.parse(document)
     ToolResultPersistence.parse(document["metadata"]["persistence"])
-    assert result.value == "x" * size
+    assert result.value == sign * size
     assert bool(document["persistence_refs"]) == kept
     assert result.persistence.decision == ("preview" if kept else "inline")
     on_record = records(results, result.invocation_id)[0].get("persistence")
@@ -297,11 +317,11 @@ async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: 
         (ref,) = document["persistence_refs"]
         assert document["structured_content"] is None
         assert document["content"][0]["type"] == "persisted_ref"
-        assert orjson.loads(await results.read_payload(ref)) == "x" * size
+        assert orjson.loads(await results.read_payload(ref)) == sign * size
         with pytest.raises(Failure):
             await results.read_payload(ref, caller=Caller(id="local:other"))
         assert on_record is not None
-        assert (on_record["decision"], on_record["ref"], on_record["size"]) == ("preview", ref, size + 2)
+        assert (on_record["decision"], on_record["ref"], on_record["size"]) == ("preview", ref, 2 + len((sign * size).encode()))
         # INVARIANT: the answer refers to the payload and shows a part of it, never the whole.
         assert str(document).count("x" * 50) > 0
         assert "x" * 51 not in str(document)

@@ -61,6 +61,12 @@ class TooManyValues(Exception):  # noqa: N818 - a finding about the other side
     """A document has more values than is allowed."""
 
 
+def is_longer(encoded: bytes, most: int) -> bool:
+    """Whether a text in UTF-8 has more than so many characters. A character has one to four bytes."""
+    size = len(encoded)
+    return size > most and (size > 4 * most or len(encoded.decode()) > most)
+
+
 def preview_chars(max_inline: int) -> int:
     """Return how many characters the preview of a result shows that is longer than `max_inline`: a part, never all."""
     return min(PREVIEW_CHARS, max_inline // 2)

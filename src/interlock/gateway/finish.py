@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from interlock.call.results import INLINE, Persistence, Result
+from interlock.data.bounds import is_longer
 from interlock.gateway.results import outcome
 from interlock.gateway.results.placement import persistence_of
 from interlock.store import records
@@ -66,7 +67,7 @@ class Finisher:
         if call.more.source == "replay":
             return await self._replays.close(verified)
         redacted = call.more.redacted
-        large = tool.max_inline is not None and len(verified.encoded) > tool.max_inline
+        large = tool.max_inline is not None and is_longer(verified.encoded, tool.max_inline)
         persistence = persistence_of(verified, redacted=bool(redacted)) if large or redacted else INLINE
         metadata = self._metadata.of(call)
         now_ms = self._clock.now_ms()

@@ -6,14 +6,14 @@ from interlock.call.phases import Call, Verified
 from interlock.call.prepared import Prepared
 from interlock.call.results import INLINE, Persistence, without_private_fields
 from interlock.core.threads import WALKS
-from interlock.data.bounds import LARGE, preview_chars
+from interlock.data.bounds import LARGE, is_longer, preview_chars
 from interlock.data.canonical import digest
 
 
 def persistence_of(verified: Verified, *, redacted: bool) -> Persistence:
     """Return what the result of a call says about itself: inline, `redacted`, or stored and referred to."""
     tool, size = verified.tool, len(verified.encoded)
-    if tool.max_inline is None or size <= tool.max_inline:
+    if tool.max_inline is None or not is_longer(verified.encoded, tool.max_inline):
         return without_private_fields(size) if redacted else INLINE
     return _stored(verified.id, size, tool)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -164,15 +165,15 @@ async def test_an_upstream_that_is_being_added_is_pending(wires: Wires, monkeypa
 @pytest.mark.proves("LIFE-08")
 @pytest.mark.parametrize("door", DOORS)
 async def test_at_every_door_a_tool_is_refused_found_loaded_and_called(wires: Wires, door: str) -> None:
-    heard: list[str] = []
-    wires.app.listen(lambda event: heard.append(event.type))
+    heard: list[tuple[str, str]] = []
+    wires.app.listen(lambda event: heard.append((event.type, event.tool)))
     refused = await wires.call(door, "office.forecast", {"value": "Rome"})
     assert (refused.failure["error_code"], refused.failure["error_class"]) == ("E3107", "schema_not_loaded")
     assert all(word in refused.failure["resolution"] for word in ("discover it first", "search_tools", "load_tools"))
     # It is one end: one record, one event, and nothing after the tool was found.
     (closed,) = records(wires.app)
     assert (closed["error_code"], closed["toolId"]) == ("E3107", "office.forecast")
-    assert [one for one in heard if one.startswith("tool.invocation.")] == [
+    assert [kind for kind, _ in heard if kind.startswith("tool.invocation.")] == [
         "tool.invocation.planned", "tool.invocation.failed",
     ]  # fmt: skip
     # That comes before a look at the arguments.
@@ -182,17 +183,30 @@ async def test_at_every_door_a_tool_is_refused_found_loaded_and_called(wires: Wi
     assert "a value" not in listed
     found = (await wires.rows[door].search("weather in a city")).data
     assert found["deferred"][0]["tool_id"] == "office.forecast"
-    assert "a value" not in str(found)
-    assert "tool.deferred.discovered" in heard
+    assert not [part for part in ("a value", "properties", "parameters") if part in str(found)]
+    assert ("tool.deferred.discovered", "office.forecast") in heard
     heard.clear()
     assert "a value" in await wires.rows[door].load("office.forecast")
-    assert [one for one in heard if one.startswith("tool.deferred")] == [
-        "tool.deferred.discovered", "tool.deferred.loaded",
+    assert [one for one in heard if one[0].startswith("tool.deferred")] == [
+        ("tool.deferred.discovered", "office.forecast"), ("tool.deferred.loaded", "office.forecast"),
     ]  # fmt: skip
     assert "a value" in await wires.rows[door].listing()
     assert (await wires.call(door, "office.forecast", {"value": "Rome"})).envelope is None
     # It is loaded for the token, whichever door asks.
     assert (await wires.call("rest", "office.forecast", {"value": "Rome"})).data == "forecast Rome"
+
+
+@pytest.mark.proves("SURF-02")
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+async def test_a_model_that_calls_a_deferred_tool_is_told_how_to_discover_it(wires: Wires, provider: str) -> None:
+    arguments = {"value": "Rome"}
+    sent: Json = {"type": "tool_use", "id": "c1", "name": "office__forecast", "input": arguments}
+    if provider == "openai":
+        function = {"name": "office__forecast", "arguments": json.dumps(arguments)}
+        sent = {"type": "function", "id": "c1", "function": function}
+    answer = await wires.http.post("/v1/tools/calls", json={"call": sent})
+    told = json.dumps(answer.json()["message"])
+    assert all(word in told for word in ("was not loaded", "discover it first", "search_tools", "load_tools"))
 
 
 @pytest.mark.proves("LIFE-02")

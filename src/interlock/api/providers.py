@@ -15,7 +15,7 @@ from interlock.api.calls import Ask, Calls, native_id
 from interlock.api.declarations import Declarations
 from interlock.api.tools import Tools
 from interlock.call.context import Caller
-from interlock.call.media import LARGEST, parts_of
+from interlock.call.media import LARGEST, parts_of, text_for_model
 from interlock.call.phases import Request
 from interlock.call.results import Result
 from interlock.core.errors import Failure
@@ -78,7 +78,7 @@ class Providers:
         except Failure as failure:
             request = Request(asked.name[:LONGEST_NAME], {}, caller, session=session, native=ids, door=door)
             result = await self._parts.gateway.decline(request, failure)
-            return ProviderOutcome(result, *answer(asked, [result.text()], failed=True))
+            return ProviderOutcome(result, *answer(asked, [text_for_model(result)], failed=True))
         own = (key or asked.id) if contract.mutation.writes else None
         ask = Ask(version.row.address, arguments, key=own, session=session, trace=trace, native=ids)
         result = await self._calls.invoke(ask, caller, door=door)

@@ -59,12 +59,19 @@ class Media:
 Part = str | Media
 
 
+def text_for_model(result: Result) -> str:
+    """The text of a result that is shown as text alone. Of one without a value, the reason and what can be done."""
+    if result.error is None or result.pending:
+        return result.text()
+    return f"{result.text()}\nWhat to do: {result.error.resolution}"
+
+
 def parts_of(result: Result, files: Mapping[str, bytes] | None = None, *, blocks: bool = False) -> list[Part]:
     """The parts of a result, text first. `blocks`: its value is that of an MCP tool. `files` has the content of files
     that the call left, by reference; the others are only named.
     """
     if not result.ok or result.persistence.private:
-        return [result.text()]
+        return [text_for_model(result)]
     parts: list[Part] = []
     rest, media = split_blocks(result.value) if blocks else (result.value, [])
     shown = result if not blocks else replace(result, value=_as_read(rest))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from langchain_core.tools import BaseTool, ToolException
 from pydantic import PrivateAttr
 
+from interlock.call.media import text_for_model
+
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
@@ -41,7 +43,7 @@ class GovernedTool(BaseTool):
     async def _arun(self, /, **arguments: Any) -> Any:
         result, parts = await self._kit.call(self.name, arguments, _call_id.get())
         if not result.ok and not result.pending:
-            raise ToolException(result.text())
+            raise ToolException(text_for_model(result))
         return _content(parts), result.document()
 
     def _run(self, /, **arguments: Any) -> Any:

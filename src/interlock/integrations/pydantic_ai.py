@@ -10,6 +10,7 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 from pydantic_core import SchemaValidator, core_schema
 
+from interlock.call.media import text_for_model
 from interlock.core.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class GovernedToolset(AbstractToolset[Any]):
             raise ApprovalRequired({**facts, **result.metadata["pending"]})
         if result.error is not None and not result.pending:
             wrong = result.error.row.error_code == ErrorCode.INVALID_INPUT
-            raise (ModelRetry if wrong else ToolFailed)(result.text())
+            raise (ModelRetry if wrong else ToolFailed)(text_for_model(result))
         shown = [_shown(one) for one in parts]
         return ToolReturn(shown[0] if len(shown) == 1 else shown, metadata=facts)
 

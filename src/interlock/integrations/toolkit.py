@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.calls import Calls
 from interlock.api.providers import ProviderOutcome, Providers
+from interlock.call.media import text_for_model
 from interlock.call.phases import Request
 from interlock.core.errors import Failure
 from interlock.data.bounds import LONGEST_NAME
@@ -142,7 +143,7 @@ class Toolkit:
             caller = await self._who()
         except Failure as failure:
             result = await self._app.gateway.decline(Request(asked.name[:LONGEST_NAME], {}, None, door=_DOOR), failure)
-            return ProviderOutcome(result, *answer(asked, [result.text()], failed=True))
+            return ProviderOutcome(result, *answer(asked, [text_for_model(result)], failed=True))
         action = _action(asked)
         key = self._waiting.pop(action, asked.id)
         made = await self._providers.call(sent, caller, door=_DOOR, session=self._session, key=key)

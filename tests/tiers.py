@@ -61,7 +61,7 @@ BEHAVIOUR = tuple(
     f"tests/{name}"
     for name in (
         "approvals", "audit", "authority", "cli", "doors", "effects", "gateway", "registry", "resilience", "selection",
-        "service", "surfaces", "window",
+        "service", "surfaces", "telemetry", "window",
     )
 )  # fmt: skip
 # The part of them that `.ci/run` runs there: the directories whose tests use the store the most, calls over each of the

@@ -113,6 +113,7 @@ async def complaint(text: sample.Text) -> str:
     return text
 
 
+@pytest.mark.sqlite_only("the file of the store may not grow")
 async def test_a_full_disk_is_alerted_when_a_call_meets_it_and_not_for_every_call(tmp_path: Path) -> None:
     time, heard = FakeClock(), list[Alert]()
     async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as app:

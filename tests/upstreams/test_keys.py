@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from itertools import product
@@ -197,7 +198,9 @@ async def test_over_stdio_the_process_is_the_session(home: Path) -> None:
     async with notes(home, "request") as world:
         program, *before = forked.python()
         arguments = [*before, "-m", "interlock.cli", "serve", "--stdio"]
-        command = StdioServerParameters(command=program, args=arguments, env={"INTERLOCK_HOME": str(home)})
+        command = StdioServerParameters(
+            command=program, args=arguments, env={**os.environ, "INTERLOCK_HOME": str(home)}
+        )
         for number in (1, 2):
             async with Client(command, mode="legacy", read_timeout_seconds=60) as client:
                 assert set(schema_of(await client.list_tools())["properties"]) == {"text"}

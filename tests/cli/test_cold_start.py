@@ -196,13 +196,13 @@ def test_a_call_loads_neither_endpoints_nor_what_admits_tools(cli: Cli) -> None:
     assert not own & {"interlock.doors", "interlock.http", "interlock.settings", "interlock.trials"}
     assert "importlib.metadata" not in others  # pydantic would load it to look for plugins
     _, _, each = modules(cli.home, "call", "demo.balance", '{"account": "cash"}')
-    assert len(each) <= 312
+    assert len(each) <= 307
 
 
 @OF_A_FILE
 def test_the_story_of_a_call_is_told_without_the_phases(cli: Cli) -> None:
     call = cli.call("demo.balance", {"account": "cash"})["invocation_id"]
-    for words, told, most in ((("audit", "explain"), "demo.balance", 225), (("calls", "trace"), call, 236)):
+    for words, told, most in ((("audit", "explain"), "demo.balance", 213), (("calls", "trace"), call, 229)):
         said, others, own = modules(cli.home, *words, call)
         assert told in said
         assert not {"interlock.api.wiring.gateway", "interlock.gateway.invoke", "interlock.executors"} & own
@@ -224,7 +224,7 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(once
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("health", 220), ("surface show", 235), ("tools select balance", 267),
+        ("health", 203), ("surface show", 224), ("tools select balance", 256),
     ],
 )  # fmt: skip
 def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(once: Once, words: str, most: int) -> None:
@@ -239,7 +239,7 @@ def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(once: 
 # These ask the policy and the contracts, and no part of an open data directory.
 @OF_A_FILE
 @pytest.mark.parametrize(
-    ("words", "most"), [("policy explain me demo.post", 132), ("tools export --format anthropic", 131)]
+    ("words", "most"), [("policy explain me demo.post", 120), ("tools export --format anthropic", 122)]
 )
 def test_rules_are_explained_and_tools_exported_from_the_database_alone(once: Once, words: str, most: int) -> None:
     said, others, own = once(words)
@@ -256,7 +256,7 @@ def test_a_search_reads_the_database_alone(cli: Cli) -> None:
     assert "demo.balance" in said
     assert others == {"cedarpy", "click", "cryptography", "numpy", "orjson"}
     assert not {"interlock.api.parts", "interlock.gateway", "interlock.store.journal"} & own
-    assert len(own) <= 131
+    assert len(own) <= 122
 
 
 # A token names another caller, and settings may name another source of vectors.

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.api.history import find
 from interlock.call.phases import Reason, Request
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.data.canonical import derive_key, tenant_secret
-from interlock.data.defaults import default_at
 from interlock.gateway import inputs
 from interlock.gateway.inputs import Inputs
 from interlock.store import ledger, payloads, records
@@ -88,6 +86,8 @@ class CallRecords:
 
     async def payload_of(self, call: str, *, by: Caller) -> str:
         """The reference of the result of a call that was kept, by the id of the call or its beginning (E3702)."""
+        from interlock.api.history import find
+
         parts = self._parts
         history = await find(parts.journal, call, by)
         ref = f"payload:{history.facts.get('replayOf') or history.call}"
@@ -113,6 +113,8 @@ class CallRecords:
         closed = await self._closed(call_id)
         if closed is None:
             raise Failure("E3702", f"no call `{call_id}` has ended")
+        from interlock.data.defaults import default_at
+
         try:
             contract = (await parts.catalog.exact(closed["toolId"], closed["version"])).prepared.contract
             default_of = partial(default_at, contract.input)

@@ -10,13 +10,13 @@ from interlock._version import __version__
 from interlock.approvals.notify import undelivered
 from interlock.core.errors import Failure
 from interlock.core.threads import CHECKS
-from interlock.data.schema import Json
 from interlock.store import readiness
 from interlock.store.node_files import differences
 
 if TYPE_CHECKING:
     from interlock.api.dependencies import Condition, Dependencies
     from interlock.api.parts import Parts
+    from interlock.data.schema import Json
 
 READY_WITHIN_S = 2.0
 READY_FOR_S = 1.0

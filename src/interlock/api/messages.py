@@ -28,14 +28,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import orjson
 
 from interlock.core.errors import Failure
-from interlock.data.documents import Malformed, read_json
-from interlock.net.redis import Lost, RedisConnection
 from interlock.store import decisions
 
 if TYPE_CHECKING:
     from interlock.authority.decisions import Engine
     from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
+    from interlock.net.redis import RedisConnection
     from interlock.settings import Settings
     from interlock.store.port import Changes
 
@@ -133,6 +132,8 @@ class Messages:
     # Listening
 
     async def _stay_subscribed(self) -> None:
+        from interlock.net.redis import Lost
+
         while True:
             try:
                 await self._listen()
@@ -163,6 +164,8 @@ class Messages:
             connection.close()
 
     async def _connect(self) -> RedisConnection:
+        from interlock.net.redis import RedisConnection
+
         password = (await self._secret(self._secret_name))[0] if self._secret_name else ""
         return await RedisConnection.open(self._url, password)
 
@@ -186,6 +189,8 @@ class Messages:
 
     async def _send(self) -> None:
         """Send what waits, over a connection of its own: there is rarely anything to send."""
+        from interlock.net.redis import Lost
+
         connection: RedisConnection | None = None
         try:
             connection = await self._connect()
@@ -202,6 +207,8 @@ class Messages:
 
 def affected(content: bytes) -> frozenset[str] | None:
     """The subjects that a message names; None, for everybody, if it is not of the form that it should have."""
+    from interlock.data.documents import Malformed, read_json
+
     try:
         message: Any = read_json(content)
     except (Malformed, ValueError):

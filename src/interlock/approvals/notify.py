@@ -25,18 +25,18 @@ from urllib.parse import quote
 
 import orjson
 
-from interlock.approvals.services import Broken, DeliveryOutcome, Service
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
-from interlock.net import addresses
 from interlock.store import notifications, records
 
 if TYPE_CHECKING:
+    from interlock.approvals.services import DeliveryOutcome, Service
     from interlock.approvals.webhook import Webhooks
     from interlock.call.channels import Channel
     from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
     from interlock.data.schema import Json
+    from interlock.net.addresses import Resolve
     from interlock.store.notifications import DueRow, Undelivered
     from interlock.store.port import Reader, Store, Transaction, Unit
     from interlock.store.sealing import Box
@@ -75,7 +75,7 @@ class Courier:
         attempt_s: float = ATTEMPT_S,
         alert: Callable[[str, int, str], None] = lambda channel, failures, reason: None,
         webhooks: Webhooks | None = None,
-        resolve: addresses.Resolve = addresses.resolve_by_system,
+        resolve: Resolve | None = None,
     ) -> None:
         self._journal = journal
         self._channels = {channel.name: channel for channel in channels}
@@ -88,7 +88,7 @@ class Courier:
         self._webhooks = webhooks
         self._resolve = resolve
         self._services = {
-            channel.name: Service(channel, resolve, attempt_s)
+            channel.name: self._service(channel, attempt_s)
             for channel in self._channels.values()
             if channel.url is not None
         }
@@ -97,6 +97,17 @@ class Courier:
         self._alerted: set[str] = set()
         self._lanes: dict[str, asyncio.Task[int]] = {}
         self._gone: set[str] = set()
+
+    def _service(self, channel: Channel, attempt_s: float) -> Service:
+        # Loaded where a channel needs it, as the client of HTTP and what resolves names.
+        from interlock.approvals.services import Service
+
+        return Service(channel, self._resolver(), attempt_s)
+
+    def _resolver(self) -> Resolve:
+        from interlock.net.addresses import resolve_by_system
+
+        return self._resolve or resolve_by_system
 
     async def wake(self) -> None:
         """Start sending what is due, without waiting for it."""
@@ -198,6 +209,8 @@ class Courier:
             self._alert(channel, failures, outcome.error)
 
     async def _attempt(self, due: DueRow) -> DeliveryOutcome:
+        from interlock.approvals.services import DeliveryOutcome
+
         channel = self._channels.get(due.channel)
         if channel is None:
             return DeliveryOutcome("failed", f"E3004 there is no channel `{due.channel}` in the settings")
@@ -234,7 +247,7 @@ class Courier:
                 # Loaded where a channel needs it: it loads a client of HTTP.
                 from interlock.approvals.webhook import Webhooks
 
-                self._webhooks = Webhooks(self._clock, resolve=self._resolve)
+                self._webhooks = Webhooks(self._clock, resolve=self._resolver())
             return await self._webhooks.send(
                 channel.webhook.get_secret_value(),
                 body,
@@ -244,7 +257,9 @@ class Courier:
             )
 
     async def _send(self, channel: Channel, due: DueRow) -> DeliveryOutcome:
-        from interlock.call.channels import SECRET  # models, loaded where there is a channel
+        # Loaded where there is a channel: models, and what starts processes.
+        from interlock.approvals.services import Broken, DeliveryOutcome
+        from interlock.call.channels import SECRET
 
         assert channel.url is not None
         url = channel.url.get_secret_value()

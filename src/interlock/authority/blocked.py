@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from interlock.authority.cedar import Rule, RulesAnswer
 from interlock.authority.normalize import ancestors
-from interlock.data.schema import Json
 from interlock.data.subschemas import PATH
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
 
 # Whether one rule holds in a context.
 Holds = Callable[[Rule, bytes], bool]

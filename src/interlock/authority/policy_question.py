@@ -11,16 +11,16 @@ import orjson
 from interlock.authority.approval_gate import reach, widest
 from interlock.authority.blocked import blocked_path, reads_paths
 from interlock.authority.cedar import INVOKE, Rule, Rules, RulesAnswer, Slice, Uid
-from interlock.authority.decisions import Question
 from interlock.authority.facts import ALL, SETS, as_written, facts
 from interlock.core.errors import Failure
-from interlock.data.schema import Json
 
 if TYPE_CHECKING:
     from cedarpy import Entities
 
+    from interlock.authority.decisions import Question
     from interlock.call.context import Caller
     from interlock.contract.contract import Contract
+    from interlock.data.schema import Json
 
 NOTHING = b"{}"
 

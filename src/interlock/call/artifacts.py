@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interlock.core.record import dataclass
-from interlock.data.schema import Json
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
 
 _MARK = "."
 

@@ -8,14 +8,16 @@ canonical form, so that it does not depend on the spelling. A label names a poin
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.record import NamedTuple, dataclass
 from interlock.data.canonical import canonical, encode
-from interlock.data.schema import Json
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
 
 SCHEMA_VERSION = "1.0"
 CheckpointType = Literal["macro", "named"]

@@ -7,11 +7,13 @@ is the schema of any event's document.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from interlock.core.clock import iso
 from interlock.core.record import NamedTuple, dataclass
-from interlock.data.schema import Json
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
 
 EventGroup = Literal[
     "declaration", "surface", "invocation", "hook", "permission", "scheduling", "progress", "result", "persistence",

@@ -14,19 +14,20 @@ from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from interlock.call.artifacts import Artifact, File
-from interlock.call.connector import Interaction
-from interlock.call.context import Attestation, Caller, Context
-from interlock.call.cost import Meter
-from interlock.call.prepared import Prepared
-from interlock.contract.effects import Change
 from interlock.contract.standard.states import FAST_PATH_STATES, Trail
-from interlock.core.clock import Deadline
 from interlock.core.record import NamedTuple, dataclass, record, step
-from interlock.data.schema import Fault, Json
 
 if TYPE_CHECKING:
     import asyncio
+
+    from interlock.call.artifacts import Artifact, File
+    from interlock.call.connector import Interaction
+    from interlock.call.context import Attestation, Caller, Context
+    from interlock.call.cost import Meter
+    from interlock.call.prepared import Prepared
+    from interlock.contract.effects import Change
+    from interlock.core.clock import Deadline
+    from interlock.data.schema import Fault, Json
 
 Source = Literal["compute", "replay", "preview", "cache", "synthetic"]
 ToolOperation = Literal["invoke", "preview", "compensate"]

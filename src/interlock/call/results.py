@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic
 
-from interlock.call.artifacts import Artifact
-from interlock.call.phases import Source
 from interlock.contract.attached import for_models, words_of
 from interlock.contract.standard.states import HISTORY, State
 from interlock.core.clock import iso
@@ -15,10 +13,13 @@ from interlock.core.errors import ErrorClass, Failure
 from interlock.core.record import record, step
 from interlock.data.bounds import PREVIEW_CHARS, Shortener
 from interlock.data.canonical import encode
-from interlock.data.schema import Json
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
+
+    from interlock.call.artifacts import Artifact
+    from interlock.call.phases import Source
+    from interlock.data.schema import Json
 
     # The type that the function of the tool returns, where a call names the tool by its function.
     T_co = TypeVar("T_co", covariant=True, default=Any)

@@ -6,24 +6,23 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from interlock.cli.render import Page
     from interlock.core.errors import Failure
 
 
-@dataclass(frozen=True, slots=True)
 class Session:
     """The options before the name of the command."""
 
-    home: str | None
-    verbose: bool
-    # The server that carries out commands, instead of this process on a data directory.
-    server: str | None = None
-    insecure: bool = False
+    def __init__(self, *, home: str | None, verbose: bool, server: str | None = None, insecure: bool = False) -> None:
+        """`server` carries out commands, instead of this process on a data directory."""
+        self.home: Final = home
+        self.verbose: Final = verbose
+        self.server: Final = server
+        self.insecure: Final = insecure
 
     @property
     def path(self) -> Path:

@@ -10,13 +10,15 @@ import base64
 import binascii
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.data.canonical import encode
-from interlock.data.schema import Json
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
 
 MOST_ITEMS, MOST_BYTES = 100, 1 << 20
 MOST_HANDOFFS, MOST_HANDED_OVER = 100, 4096
@@ -63,9 +65,9 @@ class Authority(Protocol):
 class Attached:
     """Everything that one call attaches to its value."""
 
-    content: list[Json] = field(default_factory=list[Json])
+    content: list[Json] = field(default_factory=list[dict[str, Any]])
     views: dict[str, str] = field(default_factory=dict[str, str])
-    handoffs: list[Json] = field(default_factory=list[Json])
+    handoffs: list[Json] = field(default_factory=list[dict[str, Any]])
     provenance: Json = field(default_factory=dict[str, Any])
 
     def __bool__(self) -> bool:

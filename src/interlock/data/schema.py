@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, TypeVar, cast
@@ -17,6 +16,7 @@ from typing import Any, TypeVar, cast
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.nesting import levels, too_deep
 from interlock.data.piece_schema import piece_of
 from interlock.data.subschemas import Places
@@ -41,12 +41,16 @@ _LONGEST_FAULT = 250
 _UNFIT = (ValueError, TypeError, OverflowError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One fault of a document: where it is, what is wrong and what to do about it."""
 
     pointer: str
     message: str
+
+    def __lt__(self, other: Fault) -> bool:
+        """Faults are listed in the order of their places."""
+        return (self.pointer, self.message) < (other.pointer, other.message)
 
     def document(self) -> Json:
         return {"pointer": self.pointer, "message": self.message}

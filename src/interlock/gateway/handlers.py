@@ -10,11 +10,13 @@ import asyncio
 import copy
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.core.errors import Failure
 from interlock.core.threads import Threads
-from interlock.data.schema import Fault
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Fault
 
 THREADS = 64
 _threads = Threads("check", THREADS)
@@ -58,6 +60,8 @@ async def agrees(handler: Callable[..., Any], left_s: float, /, **kwargs: Any) -
 
 async def faults_by(handler: Callable[..., Any], left_s: float, /, **kwargs: Any) -> list[Fault]:
     """Return the faults that a handler reports. An answer that is not a list of faults counts as a fault."""
+    from interlock.data.schema import Fault
+
     # INVARIANT: a handler cannot change the input or the result of a call.
     found: Any = await consult(handler, left_s, **copy.deepcopy(kwargs))
     if found is None:

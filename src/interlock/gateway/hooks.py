@@ -25,23 +25,25 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from interlock.call.phases import Behavior, Call, Decision, Requested
-from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.record import record
 from interlock.core.threads import WALKS
 from interlock.data.bounds import LARGE, plain_text, size_of
 from interlock.data.canonical import private_copy
-from interlock.data.schema import Json
-from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.handlers import aside
 from interlock.gateway.inputs import difference, observable
-from interlock.gateway.observe import Observer
-from interlock.gateway.progress import ProgressReporter
-from interlock.gateway.redaction import CallRedaction
 from interlock.privacy.redact import REDACTED
+
+if TYPE_CHECKING:
+    from interlock.core.clock import Clock
+    from interlock.data.schema import Json
+    from interlock.gateway.failure_log import FailureLog
+    from interlock.gateway.observe import Observer
+    from interlock.gateway.progress import ProgressReporter
+    from interlock.gateway.redaction import CallRedaction
 
 When = Literal["pre", "post", "failure"]
 _log = logging.getLogger("interlock.hooks")

@@ -17,12 +17,14 @@ and replaced when the call runs. If they should have been stored and were not, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.call.phases import ABSENT, INPUTS, Call, Mutated, between
 from interlock.core.record import step
 from interlock.data.canonical import decode, private_copy
-from interlock.data.schema import Json, pointer
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
 
 # With keep_inputs = "changed", larger inputs are not stored; their hash is recorded.
 LARGEST_STORED = 1 << 18
@@ -43,6 +45,8 @@ class Inputs:
 
 def difference(source: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Mutated]:
     """Return how two inputs differ, member by member."""
+    from interlock.data.schema import pointer
+
     return [
         Mutated(source, pointer([name]), before.get(name, ABSENT), after.get(name, ABSENT))
         for name in sorted(before.keys() | after.keys())

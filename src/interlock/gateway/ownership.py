@@ -13,16 +13,20 @@ no such call.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import orjson
 
-from interlock.call.capability import Capability
-from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.data.schema import Json
-from interlock.registry.catalog import Catalog
 from interlock.store import ledger
 from interlock.store.calls import facts_in
-from interlock.store.port import Store
+
+if TYPE_CHECKING:
+    from interlock.call.capability import Capability
+    from interlock.call.context import Caller
+    from interlock.data.schema import Json
+    from interlock.registry.catalog import Catalog
+    from interlock.store.port import Store
 
 # A call that was refused with this code did nothing and reveals nothing, and its caller must learn why.
 _REFUSED = ("E3204", "E3206")

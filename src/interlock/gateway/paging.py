@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from interlock.call.phases import Requested, Verified
 from interlock.core.errors import Failure
 from interlock.data.canonical import encode
-from interlock.data.schema import Json
 from interlock.gateway.inputs import difference
 from interlock.store.signing import own_secret
+
+if TYPE_CHECKING:
+    from interlock.call.phases import Requested, Verified
+    from interlock.data.schema import Json
 
 CURSOR_LIVES_S = 86_400
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.call.phases import Call, ResultPart
-from interlock.contract.standard.states import State
 from interlock.core.clock import Clock, iso
-from interlock.data.schema import Json
 from interlock.gateway.observe import Observer, notify
-from interlock.gateway.redaction import CallRedaction
 from interlock.telemetry.trace import Recording, progress_facts
+
+if TYPE_CHECKING:
+    from interlock.contract.standard.states import State
+    from interlock.data.schema import Json
+    from interlock.gateway.redaction import CallRedaction
 
 _COUNTS = ("total_steps", "bytes_read", "bytes_written", "line_count")
 

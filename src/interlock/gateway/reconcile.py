@@ -20,13 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.call.context import Caller
-from interlock.call.phases import Call
 from interlock.core.clock import iso
 from interlock.core.errors import CODES, Failure
 from interlock.core.record import dataclass
 from interlock.data.canonical import digest
-from interlock.data.schema import Json
 from interlock.gateway import idempotency
 from interlock.store import facts, ledger, records
 from interlock.store import idempotency as idempotency_rows
@@ -35,6 +32,9 @@ from interlock.store.port import EndedCall, Reader, Store, Transaction, Unit
 from interlock.store.started_reads import LeftNotes
 
 if TYPE_CHECKING:
+    from interlock.call.context import Caller
+    from interlock.call.phases import Call
+    from interlock.data.schema import Json
     from interlock.store.instance import Instance
 
 SCOPE = "calls:reconcile"
@@ -84,7 +84,7 @@ def require_scope(caller: Caller) -> None:
         raise Failure("E3206", f"settling a call needs the scope `{SCOPE}`, in the tenant `local`")
 
 
-Seal = Callable[[Transaction, str, Json], bytes]
+Seal = Callable[[Transaction, str, dict[str, Any]], bytes]
 
 
 async def reconcile(

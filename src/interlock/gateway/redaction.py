@@ -7,12 +7,10 @@ their schema or their name declares private. They are searched for in everything
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from interlock.call.phases import Call
 from interlock.core.errors import Failure
 from interlock.data.bounds import Shortener, size_of
-from interlock.data.schema import Json
 from interlock.privacy.redact import (
     REDACTED,
     Redactor,
@@ -22,6 +20,10 @@ from interlock.privacy.redact import (
     safe_message,
 )
 from interlock.privacy.scrub import scrub
+
+if TYPE_CHECKING:
+    from interlock.call.phases import Call
+    from interlock.data.schema import Json
 
 # Only the beginning of a longer text is searched. It is far longer than what is shown, so no credential is cut in two.
 LONGEST_TEXT = 1 << 18

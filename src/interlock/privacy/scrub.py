@@ -21,7 +21,6 @@ from urllib.parse import quote, quote_plus
 from interlock.core.credentials import REDACTED
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
-from interlock.data.schema import pointer
 
 SHORT = 4
 # The minimum length of a line that counts as a secret by itself, and the maximum number of such lines (the longest).
@@ -99,6 +98,8 @@ def scrubbed_at(before: Any, after: Any, at: tuple[str | int, ...] = ()) -> Iter
         members = zip(cast("dict[Any, Any]", before).items(), cast("dict[Any, Any]", after).items(), strict=True)
         for (name, old), (shown, new) in members:
             if name != shown:
+                from interlock.data.schema import pointer
+
                 yield pointer((*at, shown))
             else:
                 yield from scrubbed_at(old, new, (*at, shown))
@@ -106,6 +107,8 @@ def scrubbed_at(before: Any, after: Any, at: tuple[str | int, ...] = ()) -> Iter
         for index, (old, new) in enumerate(zip(cast("list[Any]", before), cast("list[Any]", after), strict=True)):
             yield from scrubbed_at(old, new, (*at, index))
     elif before != after:
+        from interlock.data.schema import pointer
+
         yield pointer(at)
 
 

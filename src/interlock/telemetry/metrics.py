@@ -14,12 +14,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from interlock.call.phases import Call
-from interlock.call.prepared import Prepared
-from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
+
+if TYPE_CHECKING:
+    from interlock.call.phases import Call
+    from interlock.call.prepared import Prepared
+    from interlock.core.errors import Failure
 
 WINDOW_S = 900.0
 # Readings at shorter intervals than this save no further numbers.

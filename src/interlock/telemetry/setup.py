@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from interlock.call.context import Caller
-from interlock.core.clock import Clock
-from interlock.data.schema import Json
 from interlock.telemetry.alerts import Alerts, Memory
 from interlock.telemetry.metrics import Metrics
 from interlock.telemetry.trace import Tracer
+
+if TYPE_CHECKING:
+    from interlock.call.context import Caller
+    from interlock.core.clock import Clock
+    from interlock.data.schema import Json
 
 
 class Telemetry:

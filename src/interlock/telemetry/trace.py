@@ -25,16 +25,18 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from interlock.call.context import Caller
-from interlock.call.phases import Call
 from interlock.contract.standard.states import State
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
-from interlock.data.schema import Json
 from interlock.telemetry.w3c import Position, trace_hex
+
+if TYPE_CHECKING:
+    from interlock.call.context import Caller
+    from interlock.call.phases import Call
+    from interlock.data.schema import Json
 
 _log = logging.getLogger("interlock.telemetry")
 

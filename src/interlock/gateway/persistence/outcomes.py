@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from interlock.data.canonical import decode, encode
-from interlock.data.schema import Json
-from interlock.gateway import idempotency
-from interlock.store.port import Transaction
-from interlock.store.sealing import Box
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
+    from interlock.gateway import idempotency
+    from interlock.store.port import Transaction
+    from interlock.store.sealing import Box
 
 _OUTCOME = "outcome"
 

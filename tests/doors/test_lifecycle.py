@@ -24,7 +24,7 @@ from tests.support import source
 from tests.support.answers import Told, Wish
 from tests.support.calls import admit, until
 from tests.support.identities import did_of, private_key
-from tests.support.lifecycles import ONE_EACH, Place, opened, stage
+from tests.support.lifecycles import Place, opened, stage
 from tests.support.tokens import part, parts, sign
 from tests.support.wires import BY_ID, DOORS
 
@@ -91,7 +91,7 @@ async def test_every_attempt_and_every_resumption_passes_the_phases_again(place:
 
 @pytest.mark.proves("LIFE-03")
 async def test_what_a_request_leaves_out_is_refused_or_filled_in_by_every_door(place: Place) -> None:
-    for door in ONE_EACH:
+    for door in DOORS:
         way = place.rows[door].call
         assert (await way(Wish("demo.add", {}))).error == ("E3301", "INVALID_INPUT", "schema_validation_failed", False)
         keyless = await way(Wish("demo.increment", {"name": "a"}))
@@ -238,7 +238,7 @@ ENDS: Mapping[str, tuple[Wish, str, int]] = {
     "validation_failed": (Wish("demo.add", {"a": "many"}), "E3301", 400),
     "denied": (Wish("demo.send", {"to": "eve"}, key="no"), "E3206", 403),
     "blocked": (Wish("demo.shout", {"text": "hush"}), "E3211", 403),
-    "timed_out": (Wish("life.gives_up", {}), "E3402", 504),
+    "timed_out": (Wish("life.overruns", {}), "E3402", 504),
 }
 
 
@@ -517,7 +517,7 @@ async def test_what_has_ended_or_cannot_be_cancelled_says_so_and_changes_nothing
 
 @pytest.mark.proves("IDEM-01", "LIFE-07")
 async def test_no_door_lets_a_write_through_without_a_proper_key_of_its_callers_own(place: Place) -> None:
-    for door in ONE_EACH:
+    for door in DOORS:
         for key in (None, "", "has space", "x" * 256):
             told = await place.rows[door].call(Wish("demo.increment", {"name": "a"}, key=key))
             assert told.error is not None, (door, key)

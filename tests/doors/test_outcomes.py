@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +16,14 @@ import pytest_asyncio
 
 from interlock import BatchPolicy, Caller, Failure, Hook, HookResult
 from interlock.api.service import Service
+from interlock.authority.cedar import DEFAULT as DEFAULT_POLICY
+from interlock.call.capability import ToolGrant
 from interlock.contract.standard import ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as messages
 from tests import sample
 from tests.gateway import isolated_tools as cell
 from tests.support.answers import Wish, typed_refusal
-from tests.support.calls import FIELDS, admit, until
+from tests.support.calls import FIELDS, admit, slow_write, until
 from tests.support.identities import did_of
 from tests.support.lifecycles import Place, opened
 from tests.support.wires import DOORS, WIRES
@@ -36,7 +39,8 @@ Told = tuple[str, str, str | None, str | None]
 class Outcome:
     """A call that ends in a certain way, and what its result says of it.
 
-    `reason`: why it is cancelled while it runs. `rejected`: a person says no.
+    `reason`: why it is cancelled while it runs. `rejected`: a person says no. `again`: the same call was made before.
+    `late`: its tool runs on when it is cut off, and ends later.
     """
 
     wish: Wish
@@ -45,31 +49,59 @@ class Outcome:
     cause: str | None = None
     reason: str | None = None
     rejected: bool = False
+    again: bool = False
+    late: bool = False
 
 
 WAITS = Wish("life.climbs", {"steps": 1})
 OUTCOMES: Mapping[str, Outcome] = {
+    "success": Outcome(Wish("demo.add", {"a": 1}), None, "succeeded"),
+    "replay": Outcome(Wish("demo.increment", {"name": "a"}, key="twice"), None, "succeeded", again=True),
+    "dry run": Outcome(Wish("demo.increment", {"name": "a"}, key="dry", dry_run=True), None, "succeeded"),
     "unknown tool": Outcome(Wish("demo.nothing", {}), "E3101", "failed"),
     "unknown version": Outcome(Wish("demo.add", {"a": 1}, version="9.0.0"), "E3102", "failed"),
     "schema failure": Outcome(Wish("demo.add", {"a": "many"}), "E3301", "validation_failed"),
     "denied permission": Outcome(Wish("demo.send", {"to": "eve"}, key="no"), "E3206", "denied"),
+    "forbidden by a policy": Outcome(Wish("life.left", {}), "E3206", "denied"),
+    "token for other tools": Outcome(Wish("demo.add", {"a": 1}, token="narrow"), "E3204", "denied"),
     "blocked by a hook": Outcome(Wish("demo.shout", {"text": "hush"}), "E3211", "blocked"),
     "rejected approval": Outcome(Wish("life.mail", {"to": "eve"}, key="m"), "E3209", "denied", rejected=True),
     "cancelled sibling": Outcome(WAITS, "E3412", "canceled", "sibling_error", "sibling"),
     "discarded fallback": Outcome(WAITS, "E3413", "canceled", "fallback", "fallback"),
     "discarded": Outcome(WAITS, "E3703", "canceled", "discarded_execution", "discard"),
     "cancelled": Outcome(WAITS, "E3703", "canceled", "user_interruption", "interruption"),
-    "timeout": Outcome(Wish("life.gives_up", {}), "E3402", "timed_out", "timeout"),
+    "timeout": Outcome(Wish("life.overruns", {}), "E3402", "timed_out", "timeout"),
+    "timeout of a write that goes on": Outcome(
+        Wish("demo.pay", {}, key="pay"), "E3402", "timed_out", "timeout", late=True
+    ),
     "crash of its process": Outcome(Wish("cell.attempt", {"what": "crash"}), "E3404", "failed"),
 }
 
 
+# The last events of a call but one, by the state in which it ends; of others, it has failed.
+LAST = {"canceled", "succeeded", "timed_out", "validation_failed"}
+
+
+def _forbid(home: Path, tool: str) -> None:
+    """Write the policy of a new data directory, which nobody lets call a tool."""
+    forbid = f'forbid (principal, action == Action::"{tool}", resource);'
+    (home / "policy.cedar").write_text(f"{DEFAULT_POLICY}\n{forbid}\n")
+
+
 @pytest_asyncio.fixture
 async def place(home: Path) -> AsyncGenerator[Place]:
+    _forbid(home, "life.left")
     async with opened(home) as made:
+        made.tokens["narrow"] = await made.app.tokens.issue(
+            subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant("life.*")], by=made.app.caller
+        )
         made.app.hook(Hook(id="hush", when="pre", tools="demo.shout", run=lambda _: HookResult(stop="hush")))
         made.app.hook(Hook(id="no", when="pre", tools="demo.send", run=lambda _: HookResult(permission="deny")))
-        await admit(made.app, cell.attempt)
+        await admit(
+            made.app,
+            cell.attempt,
+            slow_write(threading.Event(), restart_safe=False, timeout_class="interactive", external_io=False),
+        )
         yield made
 
 
@@ -93,11 +125,9 @@ async def test_the_result_of_a_call_whose_schema_was_not_loaded_is_read_back_at_
 
 
 @pytest.mark.proves("LIFE-08")
-@pytest.mark.parametrize("name", [None, *OUTCOMES])
-async def test_a_call_in_the_background_stores_one_result_whatever_happens_to_it(
-    place: Place, name: str | None
-) -> None:
-    outcome = Outcome(Wish("demo.add", {"a": 1}), None, "succeeded") if name is None else OUTCOMES[name]
+@pytest.mark.parametrize("name", OUTCOMES)
+async def test_a_call_in_the_background_stores_one_result_whatever_happens_to_it(place: Place, name: str) -> None:
+    outcome = OUTCOMES[name]
     for door in ("rest", "jsonrpc"):
         call = await _begun(place, door, outcome)
         if outcome.reason is not None:
@@ -112,7 +142,7 @@ async def test_a_call_in_the_background_stores_one_result_whatever_happens_to_it
         await asyncio.wait_for(other.background.ended(call, caller), 60)
         told = _in_result((await other.status(call, caller))["result"])
         assert told == (call, outcome.state, outcome.code, outcome.cause), door
-        await _check(place, call, outcome, door)
+        await _check(place, call, outcome, door, kept=True)
         stored = place.app.journal.reader.all("SELECT ref FROM payload WHERE call = ?", (call,))
         assert stored == [(f"background:{call}",)]
 
@@ -217,20 +247,38 @@ def _of(events: list[Json], calls: list[str]) -> list[str]:
     return [one["event_class"] for one in events if one.get("invocation_id") in calls and one["event_class"] in SIBLING]
 
 
-async def _check(place: Place, call: str, outcome: Outcome, door: str) -> None:
-    """Check that a call has one end, on record and told once, and that every door gives its result."""
+async def _check(place: Place, call: str, outcome: Outcome, door: str, *, kept: bool = False) -> None:
+    """Check that a call has one end, on record and told once, and that every door gives its result.
+
+    A success is read back where its result is kept.
+    """
+    if outcome.late:
+        sample.world.release.set()
+        await until(lambda: any(one["call"] == call for one in place.records("late")))
+        sample.world.release.clear()
     await place.last()
-    assert sum(one["call"] == call for one in place.records("closed")) == 1, door
-    heard = place.heard(call)
-    assert (heard.count("tool.result.created"), heard[-1]) == (1, "tool.result.created"), door
+    (closed,) = [one for one in place.records("closed") if one["call"] == call]
+    assert closed.keys() >= FIELDS, door
+    assert (closed["states"][-1], closed.get("error_code")) == (outcome.state, outcome.code), door
+    heard = [one for one in place.events if one.invocation_id == call]
+    names = [one.type for one in heard]
+    assert (names.count("tool.result.created"), names[-1]) == (1, "tool.result.created"), door
+    end = outcome.state if outcome.state in LAST else "failed"
+    assert (names[-2], heard[-2].data.get("error_code")) == (f"tool.invocation.{end}", outcome.code), door
+    if outcome.code is None and not kept:
+        status = await place.service.calls.status(call, await place.caller())
+        assert (status["invocation_id"], status["status"], status["error_code"]) == (call, "succeeded", None)
+        return
     for reader, told in (await _read_back(place, call, failed=outcome.code is not None)).items():
         assert told == (call, outcome.state, outcome.code, outcome.cause), (door, reader)
 
 
 async def _made(place: Place, door: str, outcome: Outcome) -> str:
     """A call that came by a door, was waited for, and has ended; its id."""
-    before = len(place.events)
     wish = outcome.wish if outcome.wish.key is None else replace(outcome.wish, key=f"{outcome.wish.key}-{door}")
+    if outcome.again:
+        assert (await place.rows[door].heard(wish)).envelope is None
+    before = len(place.events)
     making = asyncio.ensure_future(place.rows[door].heard(wish))
     if outcome.reason is not None:
         await until(lambda: any(one.type == "tool.invocation.started" for one in place.events[before:]))
@@ -245,7 +293,8 @@ async def _made(place: Place, door: str, outcome: Outcome) -> str:
         await _reject(place, call)
     else:
         # What was answered at once is what is read back.
-        assert (heard.failure["error_code"], heard.failure.get("details", {}).get("synthetic_cause")) == (
+        envelope = heard.envelope or {"error_code": None}
+        assert (envelope["error_code"], envelope.get("details", {}).get("synthetic_cause")) == (
             outcome.code, outcome.cause,
         )  # fmt: skip
     await until(lambda: "tool.result.created" in place.heard(call))
@@ -267,9 +316,13 @@ async def _begun(place: Place, door: str, outcome: Outcome) -> str:
     """A call in the background, begun at a door; its id."""
     key = {} if outcome.wish.key is None else {"idempotency_key": f"{outcome.wish.key}-{door}"}
     body = {**place.body(outcome.wish), **key, "execution_mode": "async"}
+    token = outcome.wish.token
+    if outcome.again:
+        assert (await place.http.post("/v1/tools/invoke", json={**body, "execution_mode": "sync"})).status_code == 200
     if door == "rest":
-        return (await place.http.post("/v1/tools/invoke", json=body)).json()["invocation_id"]
-    return (await place.rpc("tools.invoke", body))["result"]["invocation_id"]
+        answer = await place.http.post("/v1/tools/invoke", json=body, headers=place.bearer(token))
+        return answer.json()["invocation_id"]
+    return (await place.rpc("tools.invoke", body, token))["result"]["invocation_id"]
 
 
 async def _read_back(place: Place, call: str, *, failed: bool) -> dict[str, Told]:

@@ -27,12 +27,12 @@ from tests import processes, sample
 from tests.support.answers import Heard, Wish
 from tests.support.calls import FIELDS, admit
 from tests.support.identities import did_of
-from tests.support.lifecycles import ONE_EACH, Place, opened
+from tests.support.lifecycles import Place, opened
 from tests.support.mail import PASSWORD as MAIL_PASSWORD
 from tests.support.mail import SmtpServer
 from tests.support.stores import everything_in
 from tests.support.webhooks import SECRET, Receiver
-from tests.support.wires import WIRES, Wires, wired
+from tests.support.wires import DOORS, WIRES, Wires, wired
 
 Json = dict[str, Any]
 API_KEY, PASSWORD = "sk-secret123456", "supersecret"
@@ -78,7 +78,8 @@ class Case(BaseModel):
     dry_run: bool = False
 
     def wish(self, door: str) -> Wish:
-        return Wish(self.tool, self.arguments, key=f"k-{door}" if self.keyed else None, dry_run=self.dry_run)
+        key = f"k-{door}" if self.keyed else None
+        return Wish(self.tool, self.arguments, key=key, dry_run=self.dry_run)
 
 
 CASES: Mapping[str, Case] = {
@@ -108,7 +109,9 @@ CASES: Mapping[str, Case] = {
         tool="demo.unsteady", arguments={"name": "a"}, status="ERROR", error="EXECUTION_FAILED", keyed=True,
         mutation_class="write_reversible",
     ),
-    "timed out": Case(tool="life.gives_up", arguments={}, status="TIMEOUT", error="DEADLINE_EXCEEDED"),
+    "timed out": Case(
+        tool="life.overruns", arguments={}, status="TIMEOUT", error="DEADLINE_EXCEEDED"
+    ),
 }  # fmt: skip
 
 
@@ -119,7 +122,7 @@ async def test_through_every_door_each_outcome_leaves_one_record_with_every_fiel
     hashes: dict[str, set[str]] = {}
     traces: set[str] = set()
     made = len(place.records("closed"))
-    for door in ONE_EACH:
+    for door in DOORS:
         for name, case in CASES.items():
             sample.flaky.failures = [ValueError("it failed")]
             before = _now_ms()
@@ -145,7 +148,7 @@ async def test_through_every_door_each_outcome_leaves_one_record_with_every_fiel
             traces.add(record["traceId"])
             hashes.setdefault(name, set()).add(record["inputHash"])
     assert {len(found) for found in hashes.values()} == {1}
-    assert len(traces) == len(ONE_EACH) * len(CASES)
+    assert len(traces) == len(DOORS) * len(CASES)
 
 
 def _now_ms() -> int:
@@ -155,7 +158,7 @@ def _now_ms() -> int:
 @pytest.mark.proves("AUDIT-01")
 async def test_through_every_door_a_call_that_a_person_decided_on_closes_once_under_its_ticket(place: Place) -> None:
     reviewer = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
-    for door in ONE_EACH:
+    for door in DOORS:
         for decision in ("approve", "deny"):
             key = f"{door}-{decision}"
             pending = await place.rows[door].pending(Wish("life.mail", {"to": key}, key=key))

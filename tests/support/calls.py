@@ -105,7 +105,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-def slow_write(entered: threading.Event, *, restart_safe: bool) -> Tool[..., Any]:
+def slow_write(entered: threading.Event, *, restart_safe: bool, **options: Any) -> Tool[..., Any]:
     """A write in a thread that nothing can stop, until the world is released."""
 
     def pay() -> str:
@@ -115,7 +115,7 @@ def slow_write(entered: threading.Event, *, restart_safe: bool) -> Tool[..., Any
         world.runs += 1
         return "paid"
 
-    return write(pay, restart_safe=restart_safe)
+    return write(pay, restart_safe=restart_safe, **options)
 
 
 async def lateness(app: Interlock, result: Result) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import orjson
 
-from interlock import Caller, Context, Effect, Failure, Field, Interlock, Preview, tool
+from interlock import Caller, Context, Effect, Field, Interlock, Preview, tool
 from interlock.audit.invocations import invocation_of
 from interlock.call.capability import ToolGrant
 from interlock.call.events import Event
@@ -21,11 +21,9 @@ from tests.support.calls import admit
 from tests.support.endpoints import register_people
 from tests.support.identities import did_of
 from tests.support.tokens import issuer_keys as _issuer_keys
-from tests.support.wires import DOORS, Wires, served
+from tests.support.wires import Wires, served
 
 Json = dict[str, Any]
-# Each door once: that both eras of MCP answer alike is for test_parity to say.
-ONE_EACH = DOORS[:5]
 CHANNELS = [{"name": "chat", "url": "json://127.0.0.1:9/{secret}", "secret": "chat", "allow_private": True}]
 Private = Annotated[
     str, Field(description="for nobody else", examples=["x"], json_schema_extra={"x-sensitivity": "pii"})
@@ -100,10 +98,13 @@ async def _(to: str, note: str) -> Preview:
     return Preview(preconditions={"reachable": True}, impact=f"{to} would read {note}")
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="life")
-async def gives_up() -> str:
-    """Run out of the time that somebody else gave it."""
-    raise Failure("DEADLINE_EXCEEDED", "there is no time left")
+@tool(
+    version="1.0.0", mutation_class="read_only", namespace="life", timeout_class="interactive", external_io=False,
+)  # fmt: skip
+async def overruns() -> str:
+    """Take more time than it has."""
+    await asyncio.Event().wait()
+    return "never"
 
 
 @tool(
@@ -124,7 +125,7 @@ async def _measured(name: str) -> Preview:
 async def _unmeasured(name: str) -> None: ...
 
 
-LIFE = (measures, waits, insists, climbs, talks, left, mail, gives_up)
+LIFE = (measures, waits, insists, climbs, talks, left, mail, overruns)
 
 
 class Place(Wires):

@@ -100,6 +100,9 @@ class Replays:
             self._storage.inputs.abandon(sent)
         call.move("succeeded")
         self._observer.closed(call, metadata, "replay")
+        if self._observer.audience:
+            self._observer.emit("tool.invocation.succeeded", call)
+            self._observer.emit("tool.result.created", call)
         outcome = self._storage.outcomes.open(found)
         decision, ref, size, reason = outcome["persistence"]
         if ref is not None and verified.value is None:

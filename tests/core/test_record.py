@@ -58,45 +58,6 @@ def test_objects_are_made_by_position_by_name_and_from_defaults() -> None:
     assert Further(3).y == 0
 
 
-def _two_of_a_kind(*, frozen: bool) -> tuple[Any, Any]:
-    """A new class of ours and the same of the standard library, of which no object was made yet."""
-
-    class Ours:
-        x: int
-        y: int = 2
-        seen: list[str] = field(default_factory=list[str])
-        by_name: int = field(default=4, kw_only=True)
-        total: int = field(init=False, default=0)
-
-        def __post_init__(self) -> None:
-            object.__setattr__(self, "total", self.x + self.y)
-
-    theirs: Any = type("Theirs", (), dict(Ours.__dict__))
-    return record.dataclass(frozen=frozen)(Ours), dataclasses.dataclass(frozen=frozen)(theirs)
-
-
-WAYS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-    ((1,), {}), ((1, 3, ["a"]), {"by_name": 5}), ((), {"x": 1, "y": None}), ((1,), {"seen": ["b"]}),
-    ((), {}), ((1,), {"x": 1}), ((1, 2, [], 4), {}), ((1,), {"total": 3}), ((1,), {"other": 3}), (("a",), {}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("frozen", [True, False])
-@pytest.mark.parametrize(("args", "named"), WAYS)
-def test_the_first_objects_of_a_class_are_made_and_refused_as_the_later_ones(
-    frozen: bool, args: tuple[Any, ...], named: dict[str, Any]
-) -> None:
-    ours, theirs = _two_of_a_kind(frozen=frozen)
-    for _ in range(6):
-        try:
-            expected = dataclasses.astuple(theirs(*args, **named))
-        except TypeError:
-            with pytest.raises(TypeError):
-                ours(*args, **named)
-        else:
-            assert dataclasses.astuple(ours(*args, **named)) == expected
-
-
 @pytest.mark.parametrize("given", [{}, {"x": 1, "z": 2}])
 def test_fields_that_are_missing_or_unknown_are_named(given: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=r"Point\.__init__\(\).*'[xz]'"):

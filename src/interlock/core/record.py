@@ -2,7 +2,7 @@
 
 The `dataclass` of the standard library compiles six methods for every class, about 0.8 ms each time, and a command
 defines 150 classes of which it uses a third. `dataclass` here has the same meaning for the options that it takes, but
-compiles `__init__` when the fourth object of a class is made, and needs no compiler for the other methods. `fields`,
+compiles `__init__` when the first object of a class is made, and needs no compiler for the other methods. `fields`,
 `replace`, `asdict`, `copy` and `pickle` work as usual.
 
 `NamedTuple` is that of `typing`, for the same reason with a `__new__` that is compiled when the first tuple is made. A
@@ -71,50 +71,13 @@ def _with_methods(cls: type[T], *, frozen: bool, slots: bool, eq: bool) -> type[
     return cls
 
 
-# As many objects of a class are made without compiling its `__init__`, which takes 0.2 ms: most commands make no more.
-_UNCOMPILED = 3
-
-
 def _first_init(cls: type, frozen: bool) -> Callable[..., None]:
-    made = 0
-
     def __init__(self: object, *args: object, **named: object) -> None:  # noqa: N807 - the method of a class
-        nonlocal made
-        made += 1
-        if made <= _UNCOMPILED and _fill(self, cls, args, named, frozen):
-            return
         if cls.__dict__["__init__"] is __init__:
             type.__setattr__(cls, "__init__", _compiled_init(cls, frozen))
         cls.__init__(self, *args, **named)
 
     return __init__
-
-
-def _fill(self: object, cls: type, args: tuple[object, ...], named: dict[str, object], frozen: bool) -> bool:
-    """Set the fields of a new object as the compiled `__init__` does; false, and nothing is set, if that refuses."""
-    values: dict[str, Any] = {}
-    rest, given = iter(args), len(named)
-    for one in fields(cls):  # pyright: ignore[reportArgumentType] - a dataclass
-        name = one.name
-        value: Any = MISSING
-        if one.init and not one.kw_only:
-            value = next(rest, MISSING)
-        if one.init and value is MISSING and name in named:
-            value, given = named[name], given - 1
-        if value is MISSING:
-            value = one.default if one.default_factory is MISSING else one.default_factory()
-        if value is not MISSING:
-            values[name] = value
-        elif one.init:
-            return False
-    if given or next(rest, MISSING) is not MISSING:
-        return False
-    put = object.__setattr__ if frozen else setattr
-    for name, value in values.items():
-        put(self, name, value)
-    if hasattr(cls, "__post_init__"):
-        self.__post_init__()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    return True
 
 
 def _compiled_init(cls: type, frozen: bool) -> Callable[..., None]:

@@ -7,8 +7,9 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import hypothesis.strategies as st
@@ -385,16 +386,26 @@ async def test_a_hook_is_given_no_more_time_than_its_call_has_left(
 
 @pytest.mark.proves("LIFE-10")
 async def test_on_a_machine_with_time_for_it_the_answer_comes_within_a_tenth_of_a_second(slow: Interlock) -> None:
-    """One try of many in which nothing else kept the machine busy is enough, and is what the clause speaks of."""
+    assert 0 <= await _median_late_ms(lambda: slow.call("slow.ignores", timeout_s=0.05), 0.05) < 100
+    released.set()
+
+
+async def _median_late_ms(call: Callable[[], Awaitable[Result]], allowed_s: float) -> float:
+    """How late a call is answered, by the median of tries on an idle machine: one on which a timer goes off in time."""
     late_ms: list[float] = []
     end = time.monotonic() + TRIES_S
-    while time.monotonic() < end and min(late_ms, default=1000.0) >= 100:
+
+    async def timed(work: Awaitable[Any]) -> tuple[float, Any]:
         began = time.monotonic()
-        result = await slow.call("slow.ignores", timeout_s=0.05)
-        late_ms.append((time.monotonic() - began) * 1000 - 50)
+        done = await work
+        return (time.monotonic() - began - allowed_s) * 1000, done
+
+    while len(late_ms) < 3 and time.monotonic() < end:
+        (late, result), (control, _) = await asyncio.gather(timed(call()), timed(asyncio.sleep(allowed_s)))
         assert code(result) == "E3402"
-    assert 0 <= min(late_ms) < 100
-    released.set()
+        if control < 20:
+            late_ms.append(late)
+    return median(late_ms)
 
 
 @pytest.mark.proves("LIFE-10")
@@ -402,14 +413,7 @@ async def test_on_a_machine_with_time_for_it_a_sandboxed_tool_is_answered_for_wi
     app: Interlock,
 ) -> None:
     await admit(app, cell.lingers)
-    late_ms: list[float] = []
-    end = time.monotonic() + TRIES_S
-    while time.monotonic() < end and min(late_ms, default=1000.0) >= 100:
-        began = time.monotonic()
-        result = await app.call("cell.lingers", marker="88001", timeout_s=0.5)
-        late_ms.append((time.monotonic() - began) * 1000 - 500)
-        assert code(result) == "E3402"
-    assert 0 <= min(late_ms) < 100
+    assert 0 <= await _median_late_ms(lambda: app.call("cell.lingers", marker="88001", timeout_s=0.5), 0.5) < 100
 
 
 @pytest.mark.proves("LIFE-10")

@@ -23,7 +23,7 @@ from interlock.telemetry.alerts import Alert
 from tests.crash.counter import effects, mark, wait
 from tests.crash.driver import POINTS
 from tests.support import forked
-from tests.support.calls import FIELDS, prepare, records
+from tests.support.calls import FIELDS, prepare, records, until
 from tests.support.source import ROOT
 from tests.thorough import THOROUGH
 
@@ -173,8 +173,11 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_whoever_opens_
     home = tmp_path / "home"
     await prepare(home, mark)
     await die_in_a_write(home, tmp_path / "effects", "a")
+    heard: list[str] = []
     for told in (1, 0):
         async with Interlock.open(home) as app:
+            app.listen(lambda event: heard.append(event.type))
+            await app.journal.commit(lambda _: None)
             assert app.gateway.observer.metrics["OUTCOME_UNKNOWN"] == told
             # The call that was cut off has one end, which says that nobody knows.
             ((intent,),) = app.journal.reader.all("SELECT call FROM journal WHERE kind = 'intent'")
@@ -187,6 +190,8 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_whoever_opens_
             about: dict[str, Any] = result["error"]
             assert (result["invocation_id"], result["status"], about["error_code"]) == (intent, "failed", "E3409")
             assert (about["retryable"], about["details"]["outcome"]) == (False, "unknown")
+            await until(lambda: heard)
+    assert [one for one in heard if one.startswith("tool.result")] == ["tool.result.created"]
 
 
 @pytest.mark.proves("AUDIT-01")

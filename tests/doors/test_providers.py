@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from interlock import Hook, HookResult
 from interlock.api.tools import Tools
 from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
@@ -76,6 +77,15 @@ async def test_a_failure_and_a_wait_are_messages_for_the_model_and_nonsense_is_r
     wrong = (await world.post("/v1/tools/calls", {"call": asked("anthropic", "demo__add", {"a": "many"})})).json()
     assert wrong["message"]["is_error"]
     assert "not a whole number" in wrong["message"]["content"][0]["text"]
+    # So is a denial: a result in the conversation, like any other.
+    world.app.hook(Hook(id="no", when="pre", tools="demo.shout", run=lambda _: HookResult(permission="deny")))
+    shout = asked("anthropic", "demo__shout", {"text": "x"})
+    denied = await world.post("/v1/tools/calls", {"call": shout})
+    assert (denied.status_code, denied.json()["state"]) == (200, "denied")
+    message = denied.json()["message"]
+    assert (message["type"], message["tool_use_id"], message["is_error"]) == ("tool_result", shout["id"], True)
+    assert message["content"][0]["text"].startswith("AUTHORIZATION_DENIED")
+    assert world.records("closed")[-1]["states"][-1] == "denied"
     waits = (await world.post("/v1/tools/calls", {"call": asked("anthropic", "demo__send", {"to": "a"})})).json()
     assert waits["state"] == "awaiting_approval"
     assert "is_error" not in waits["message"]

@@ -18,13 +18,14 @@ import pytest
 from interlock import Interlock, tool
 from interlock.registry.source import load
 from tests.gateway import isolated_tools as cell
+from tests.sample import Text
 from tests.support.answers import Wish
-from tests.support.calls import admit
+from tests.support.calls import admit, write
 from tests.support.mcp_upstreams import SCRIPTED, sdk_server
 from tests.support.openapi import document
 from tests.support.programs import manifest, written
 from tests.support.wires import DOORS, Wires, opened
-from tests.upstreams.servers import Answer, HttpServer, ShopServer, json_answer
+from tests.upstreams.servers import Answer, HttpServer, ShopServer, SocketServer, json_answer
 
 Json = dict[str, Any]
 # A tool that overruns, and its arguments.
@@ -107,6 +108,32 @@ async def grpc(app: Interlock, folder: Path) -> AsyncGenerator[Target]:
         yield target
 
 
+@asynccontextmanager
+async def websocket(app: Interlock, folder: Path) -> AsyncGenerator[Target]:
+    async with SocketServer.open() as server:
+        looks: Json = {"name": "look", "description": "Look at a thing.", "method": "look"}
+        looks |= {"input_schema": {"type": "object"}, "output_schema": {"type": "object"}}
+        target = await added(app, "websocket", {"urls": [server.url], "allow_private": True, "tools": [looks]}, "look")
+        server.answer = _silent
+        yield target
+
+
+async def _silent(*_: Any) -> list[Any]:
+    return []
+
+
+async def pay(name: Text) -> str:
+    """Pay for ever, on the event loop."""
+    await asyncio.Event().wait()
+    return "never"
+
+
+@asynccontextmanager
+async def write_of_python(app: Interlock, folder: Path) -> AsyncGenerator[Target]:
+    await admit(app, write(pay, timeout_s=1, changes="account:{name}"))
+    yield "demo.pay", {}
+
+
 async def added(app: Interlock, kind: str, config: Json, name: str) -> Target:
     """The address of a tool of an upstream that was added."""
     overlay: Json = {"tools": {name: READ_ONLY}}
@@ -125,6 +152,8 @@ KINDS: dict[str, Callable[[Interlock, Path], AbstractAsyncContextManager[Target]
     "OpenAPI": openapi,
     "HTTP, described by a file": http,
     "gRPC": grpc,
+    "WebSocket": websocket,
+    "write of Python": write_of_python,
 }
 
 
@@ -148,8 +177,12 @@ async def test_at_every_wire_whatever_overruns_is_answered_within_a_tenth_of_a_s
 
 async def _late_ms(wires: Wires, door: str, address: str, arguments: Json) -> float:
     """How far from its deadline a call is answered, as its client measures it."""
+    writes = address == "demo.pay"
+    key = f"{door}-{time.monotonic_ns()}" if writes else None
+    arguments = {"name": key} if writes else arguments  # so that none waits for another
     began = time.monotonic()
-    heard = await wires.rows[door].heard(Wish(address, arguments))
+    heard = await wires.rows[door].heard(Wish(address, arguments, key=key))
     took_ms = (time.monotonic() - began) * 1000
-    assert heard.triple[1:] == ("DEADLINE_EXCEEDED", "timeout", True), (door, heard.text)
+    # A write that was cut off may have taken effect.
+    assert heard.triple[1:] == ("DEADLINE_EXCEEDED", "timeout", not writes), (door, heard.text)
     return abs(took_ms - ALLOWED_MS)

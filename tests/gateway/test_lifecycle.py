@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from interlock import Caller, Context, Failure, Field, Hook, HookResult, Interlock, Request, Seen, tool
+from interlock.api.service import Service
 from interlock.audit.chain import verify
 from interlock.call.phases import Granted
 from interlock.contract.standard import ToolError, ToolResult
@@ -133,8 +135,11 @@ async def test_every_outcome_is_one_terminal_result_with_one_record(
 
 @pytest.mark.proves("AUDIT-01")
 async def test_a_thousand_mixed_calls_leave_a_thousand_closing_records(app: Interlock) -> None:
+    await admit(app, lingers, breaks)
+    app.hook(Hook(id="no", when="pre", tools="demo.shout", run=lambda _: HookResult(permission="deny")))
+
     async def one(index: int) -> str:
-        kind = index % 6
+        kind = index % 9
         if kind == 0:
             result = await app.call("demo.add", a=index)
         elif kind == 1:
@@ -142,9 +147,15 @@ async def test_a_thousand_mixed_calls_leave_a_thousand_closing_records(app: Inte
         elif kind == 2:
             result = await app.call("demo.nothing")
         elif kind == 3:
-            result = await app.call("demo.increment", name="a", key=f"k{index // 12}")
+            result = await app.call("demo.increment", name="a", key=f"k{index // 18}")
         elif kind == 4:
             result = await app.call("demo.send", to="x", key=f"s{index}")
+        elif kind == 5:
+            result = await app.call("demo.shout", text="x")
+        elif kind == 6:
+            result = await app.call("demo.breaks")
+        elif kind == 7:
+            result = await app.call("demo.lingers", timeout_s=0.01)
         else:
             result = await app.call("demo.increment", name="a", dry_run=True)
         return result.invocation_id
@@ -160,8 +171,13 @@ async def test_a_thousand_mixed_calls_leave_a_thousand_closing_records(app: Inte
         "mutationClass", "sideEffects", "authDecision", "approvalTicketId", "latencyMs", "status", "errorCode",
     }  # fmt: skip
     assert all(fields <= record.keys() for record in records(app))
-    assert {record["status"] for record in records(app)} == {"SUCCESS", "ERROR"}
-    assert {record["authDecision"] for record in closed} == {"ALLOW", "REQUIRES_APPROVAL", None}
+    assert {record["status"] for record in records(app)} == {"SUCCESS", "ERROR", "TIMEOUT"}
+    assert {record["authDecision"] for record in closed} == {"ALLOW", "DENY", "REQUIRES_APPROVAL", None}
+    codes = Counter(record.get("error_code") for record in records(app))
+    # Of one caller, a hundred calls wait for a person at most.
+    assert set(codes) == {None, "E3003", "E3101", "E3206", "E3301", "E3401", "E3402"}
+    assert all(count >= 111 for code, count in codes.items() if code != "E3003")
+    assert {record["source"] for record in records(app)} == {"compute", "preview", "replay", "synthetic"}
     # No note of a read is left behind.
     assert app.gateway.runner.active.started.used == {}
 
@@ -185,6 +201,12 @@ async def lingers() -> str:
     """Read for ever."""
     await asyncio.Event().wait()
     return "never"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+async def breaks() -> str:
+    """Fail whenever it is called."""
+    raise ValueError("it failed")
 
 
 @pytest.mark.proves("LIFE-08")
@@ -280,6 +302,9 @@ async def test_a_read_that_is_killed_as_soon_as_it_runs_is_closed_as_failed_by_t
             # Nobody could listen before the data directory was open: the first who does hears of it.
             await opened.journal.commit(lambda _: None)
             opened.listen(lambda event: heard.append((event.invocation_id, event.type)))
+            last = records(opened)[-1]["call"]
+            ToolResult.parse(result := (await Service(opened).calls.status(last, opened.caller))["result"])
+            assert (result["invocation_id"], result["error"]["error_code"]) == (last, "E3404")
     assert records(app, kind="started") == []
     closed = [one for one in records(app) if one not in before]
     if not options:

@@ -104,7 +104,7 @@ async def test_the_call_of_a_program_passes_the_six_phases_and_stops_at_the_one_
 
 
 @pytest.mark.shows("Program", "deadline")
-@pytest.mark.proves("EXEC-05")
+@pytest.mark.proves("EXEC-05", "LIFE-10")
 async def test_a_program_that_hangs_is_ended_with_everything_it_started(app: Interlock) -> None:
     assert code(await app.call("prog.hang", timeout_s=0.5)) == "E3402"
     async with asyncio.timeout(60):

@@ -7,8 +7,9 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import hypothesis.strategies as st
@@ -21,20 +22,26 @@ from interlock.contract.manifest import RetryPolicy
 from interlock.contract.standard import ToolProgress
 from interlock.gateway.hooks import Hook, HookResult, Seen
 from interlock.gateway.reconcile import unknown_calls
+from interlock.registry.source import load
 from interlock.resilience.retry import Pacing, call_with_retries, delay_s
 from interlock.testing import FakeClock
 from tests import sample
 from tests.gateway import isolated_tools as cell
 from tests.sample import Number, Text
-from tests.support.calls import admit, code, records
+from tests.support.calls import admit, code, records, slow_write, until
 from tests.support.each import each
+from tests.support.programs import manifest, written
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="slow", concurrency_safe=True)
 async def waits(ctx: Context) -> str:
     """Wait until told otherwise."""
     waiting.set()
-    await asyncio.Event().wait()
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        stopped.set()
+        raise
     return "never"
 
 
@@ -82,9 +89,10 @@ def climbs(ctx: Context, steps: Number) -> int:
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="slow")
-async def nests(ctx: Context) -> float:
-    """Call another tool and say how much time it had."""
-    return await ctx.call("slow.remaining")
+async def nests(ctx: Context, wanted: Number = 0) -> list[float]:
+    """Call another tool, for which it may want more time, and say how much each of the two had."""
+    child = await ctx.call("slow.remaining", timeout_s=wanted or None)
+    return [ctx.remaining_s, child]
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="slow")
@@ -103,12 +111,13 @@ async def brief() -> str:
 TRIES_S = 120.0
 waiting = asyncio.Event()
 released = asyncio.Event()
+stopped = asyncio.Event()
 unblocked = threading.Event()
 
 
 async def publish_slow_tools(app: Interlock) -> None:
-    global waiting, released
-    waiting, released = asyncio.Event(), asyncio.Event()
+    global waiting, released, stopped
+    waiting, released, stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
     from tests.support.calls import publish
 
     for one in (waits, ignores, computes, stubborn, climbs, nests, remaining, brief):
@@ -142,17 +151,35 @@ async def test_a_call_is_answered_at_its_deadline_even_if_the_tool_does_not_list
     assert (result.error.row.error_code, result.error.retryable) == ("DEADLINE_EXCEEDED", True)
     assert result.state == "timed_out"
     assert result.source == "synthetic"
+    if name == "slow.waits":
+        assert stopped.is_set(), "the tool was stopped"
     released.set()
 
 
 @pytest.mark.proves("LIFE-10")
 async def test_a_childs_deadline_never_lies_beyond_its_parents(slow: Interlock) -> None:
-    assert (await slow.call("slow.nests", timeout_s=4)).unwrap() <= 4
+    for wanted in (0, 3600):
+        own, child = (await slow.call("slow.nests", {"wanted": wanted}, timeout_s=4)).unwrap()
+        assert own <= 4
+        assert child <= 4
+        assert child >= own, "the child was asked earlier; both have the same deadline"
     budget = Deadline(at=slow.clock.monotonic() + 3)
     assert (await slow.call("slow.remaining", deadline=budget, timeout_s=4)).unwrap() <= 3
     assert (await slow.call("slow.remaining", timeout_s=3600)).unwrap() <= 5.0
     spent = await slow.call("slow.remaining", deadline=Deadline(at=slow.clock.monotonic() - 1))
     assert code(spent) == "E3402"
+
+
+@pytest.mark.proves("LIFE-10")
+async def test_a_requested_timeout_does_not_pass_the_longest_that_a_manifest_states(
+    slow: Interlock, tmp_path: Path
+) -> None:
+    limits: dict[str, Any] = {"timeout_class": "long_running", "timeout_default": 2, "timeout_max": 30}
+    _, tools = load(written(tmp_path / "naps.json", manifest("naps", ["sleep", "1"], restart_safe=True, **limits)))
+    await admit(slow, *tools)
+    for wanted, most in ((None, 2), (20, 20), (31, 30), (3600, 30)):
+        call = await slow.gateway.checked(slow.request("prog.naps", {}, timeout_s=wanted))
+        assert call.deadline - call.started == pytest.approx(most, abs=1e-6)
 
 
 @pytest.mark.proves("LIFE-10")
@@ -211,6 +238,39 @@ async def test_a_hook_that_hangs_ends_the_call_at_its_deadline(
     assert result.error is not None
     assert (result.error.row.error_code, result.error.retryable) == ("DEADLINE_EXCEEDED", True)
     assert "`hangs`" in result.error.message
+
+
+@pytest.mark.proves("LIFE-10")
+async def test_a_write_that_had_not_begun_at_its_deadline_may_be_sent_again(
+    timed: tuple[Interlock, FakeClock],
+) -> None:
+    app, clock = timed
+    await admit(app, sample.increment)
+    app.hook(Hook(id="delays", when="pre", run=lambda _: clock.advance(4.9)))
+    app.hook(Hook(id="hangs", when="pre", run=_hangs, timeout_s=3600))
+    result = await asyncio.wait_for(app.call("demo.increment", {"name": "a"}, key="k", timeout_s=5), 60)
+    assert result.error is not None
+    assert (result.error.code, result.error.retryable, result.error.unsettled) == ("E3402", True, False)
+    app.gateway.hooks.registered.clear()
+    again = await app.call("demo.increment", {"name": "a"}, key="k")
+    assert (again.ok, again.replayed, sample.world.counters) == (True, False, {"a": 1})
+
+
+@pytest.mark.proves("LIFE-10")
+async def test_a_write_that_waits_for_another_until_its_deadline_says_so_and_may_be_sent_again(
+    slow: Interlock,
+) -> None:
+    entered = threading.Event()
+    await admit(slow, slow_write(entered, restart_safe=False))
+    first = asyncio.create_task(slow.call("demo.pay", key="one", timeout_s=60))
+    await until(entered.is_set)
+    for key, expected in (("two", "E3410"), ("one", "E3408")):  # it waits for the resource, or for its own key
+        result = await asyncio.wait_for(slow.call("demo.pay", key=key, timeout_s=0.05), 60)
+        assert result.error is not None
+        assert (result.error.code, result.error.retryable, result.error.unsettled) == (expected, True, False)
+        assert (result.error.row.error_code, result.state) == ("CONFLICT", "failed")
+    sample.world.release.set()
+    assert ((await first).unwrap(), sample.world.runs) == ("paid", 1)
 
 
 @pytest.mark.supports("LIFE-10")
@@ -326,16 +386,26 @@ async def test_a_hook_is_given_no_more_time_than_its_call_has_left(
 
 @pytest.mark.proves("LIFE-10")
 async def test_on_a_machine_with_time_for_it_the_answer_comes_within_a_tenth_of_a_second(slow: Interlock) -> None:
-    """One try of many in which nothing else kept the machine busy is enough, and is what the clause speaks of."""
+    assert 0 <= await _median_late_ms(lambda: slow.call("slow.ignores", timeout_s=0.05), 0.05) < 100
+    released.set()
+
+
+async def _median_late_ms(call: Callable[[], Awaitable[Result]], allowed_s: float) -> float:
+    """How late a call is answered, by the median of tries on an idle machine: one on which a timer goes off in time."""
     late_ms: list[float] = []
     end = time.monotonic() + TRIES_S
-    while time.monotonic() < end and min(late_ms, default=1000.0) >= 100:
+
+    async def timed(work: Awaitable[Any]) -> tuple[float, Any]:
         began = time.monotonic()
-        result = await slow.call("slow.ignores", timeout_s=0.05)
-        late_ms.append((time.monotonic() - began) * 1000 - 50)
+        done = await work
+        return (time.monotonic() - began - allowed_s) * 1000, done
+
+    while len(late_ms) < 3 and time.monotonic() < end:
+        (late, result), (control, _) = await asyncio.gather(timed(call()), timed(asyncio.sleep(allowed_s)))
         assert code(result) == "E3402"
-    assert 0 <= min(late_ms) < 100
-    released.set()
+        if control < 20:
+            late_ms.append(late)
+    return median(late_ms)
 
 
 @pytest.mark.proves("LIFE-10")
@@ -343,14 +413,7 @@ async def test_on_a_machine_with_time_for_it_a_sandboxed_tool_is_answered_for_wi
     app: Interlock,
 ) -> None:
     await admit(app, cell.lingers)
-    late_ms: list[float] = []
-    end = time.monotonic() + TRIES_S
-    while time.monotonic() < end and min(late_ms, default=1000.0) >= 100:
-        began = time.monotonic()
-        result = await app.call("cell.lingers", marker="88001", timeout_s=0.5)
-        late_ms.append((time.monotonic() - began) * 1000 - 500)
-        assert code(result) == "E3402"
-    assert 0 <= min(late_ms) < 100
+    assert 0 <= await _median_late_ms(lambda: app.call("cell.lingers", marker="88001", timeout_s=0.5), 0.5) < 100
 
 
 @pytest.mark.proves("LIFE-10")
@@ -371,7 +434,9 @@ async def test_a_deadline_is_the_least_of_class_maximum_timeout_and_budget_and_o
         request = slow.request(name, arguments, timeout_s=timeout_s, deadline=Deadline(at=until))
         call = await gateway.checked(request)
         asked_s = stated if timeout_s is None else timeout_s
-        assert call.deadline == pytest.approx(min(call.started + class_max, call.started + asked_s, until))
+        # Differences, because an uptime of weeks would allow for seconds.
+        most_s = min(class_max, asked_s, until - call.started)
+        assert call.deadline - call.started == pytest.approx(most_s, abs=1e-6)
         return call.deadline
 
     parent = await bound(outer, now + left)

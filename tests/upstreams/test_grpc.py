@@ -103,7 +103,7 @@ async def test_a_call_carries_arguments_trace_deadline_key_and_credential(tmp_pa
     assert "idempotency-key" not in read.metadata
     assert read.metadata["x-interlock-caller"] == "ada"
     assert 0 < read.left_s <= 20
-    assert 0 < int(read.metadata["x-interlock-deadline-ms"]) <= 20_000
+    assert 15_000 < int(read.metadata["x-interlock-deadline-ms"]) <= 20_000
     assert wrote.message.name == "x"
     assert wrote.metadata["idempotency-key"]
 

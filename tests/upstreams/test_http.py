@@ -75,7 +75,7 @@ async def test_a_request_carries_arguments_trace_deadline_key_and_credential() -
     assert (read.method, read.path) == ("GET", "/v1/things/a%3Fb%20c?page=2")
     assert (read.headers["traceparent"], read.headers["tracestate"]) == (TRACEPARENT, "vendor=value")
     assert read.headers["authorization"] == "Bearer s3cret"
-    assert 0 < int(read.headers["x-interlock-deadline-ms"]) <= 20_000
+    assert 15_000 < int(read.headers["x-interlock-deadline-ms"]) <= 20_000
     assert "idempotency-key" not in read.headers
     assert (wrote.method, wrote.path, orjson.loads(wrote.body)) == ("POST", "/v1/things", {"name": "x"})
     assert wrote.headers["idempotency-key"]

@@ -70,7 +70,7 @@ async def test_a_message_carries_arguments_trace_deadline_and_key() -> None:
     meta = message.pop("meta")
     assert message == {"jsonrpc": "2.0", "id": 1, "method": "echo", "params": {"a": 1}}
     assert (meta["traceparent"], meta["tracestate"]) == (TRACEPARENT, "vendor=value")
-    assert 0 < meta["deadlineMs"] <= 20_000
+    assert 15_000 < meta["deadlineMs"] <= 20_000
     assert meta["idempotencyKey"]
     assert meta["x-interlock-caller"] == "ada"
     assert [shaken["authorization"] for shaken in server.handshakes] == ["Bearer s3cret"]

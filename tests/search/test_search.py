@@ -48,11 +48,7 @@ async def _names(app: Interlock, query: str, limit: int = 10) -> list[str]:
     return [one.version.row.address for one in await app.search(query, limit=limit)]
 
 
-@pytest.mark.part_of(
-    "REG-14",
-    rest="two decisions that differ from the clause, with their reasons in its note: the description is encoded "
-    "together with names and parameters, not alone; search_tools over MCP lists 5 tools for each step of a task",
-)
+@pytest.mark.proves("REG-14")
 async def test_tools_are_found_by_what_they_do(office: Interlock):
     assert (await _names(office, "send message to user"))[0] == "office.send_email"
     assert (await _names(office, "bill the client"))[0] == "office.create_invoice"

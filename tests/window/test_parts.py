@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 import pytest_asyncio
 
 from interlock import Interlock
@@ -72,8 +73,10 @@ WAYS: dict[str, Any] = {
 }  # fmt: skip
 
 
-async def test_every_endpoint_reads_the_same_part(wires: Wires) -> None:
+@pytest.mark.proves("LIFE-20")
+async def test_every_endpoint_reads_the_same_part_and_nothing_is_stored_for_it(wires: Wires) -> None:
     ref = await _kept(wires)
+    stored = wires.app.journal.reader.all("SELECT count(*) FROM payload")
     for part in PARTS:
         expected = await wires.rows["rest"].part(ref, part)
         assert "value" in expected, part
@@ -81,6 +84,7 @@ async def test_every_endpoint_reads_the_same_part(wires: Wires) -> None:
             told = await read(wires, ref, part)
             assert {key: told[key] for key in ("value", "of", "tokens", "truncated")} == expected, (name, part)
     assert (await wires.rows["jsonrpc"].part(ref, {}))["value"] == ORDERS
+    assert wires.app.journal.reader.all("SELECT count(*) FROM payload") == stored
 
 
 async def test_every_endpoint_refuses_the_same_parts(wires: Wires) -> None:

@@ -17,8 +17,8 @@ from interlock.call.capability import ToolGrant
 from interlock.data.schema import Json
 from interlock.testing import FakeClock
 from interlock.window.blocks import Block, read_blocks
-from interlock.window.budget import LEAST_RESERVE, MOST_RESERVE, Window
-from interlock.window.levels import LOSS, WEIGHTS, View, choose, plain, texts, truncated, views
+from interlock.window.budget import FULL, LEAST_RESERVE, MOST_RESERVE, Window
+from interlock.window.levels import LOSS, WEIGHTS, Criticality, View, choose, plain, texts, truncated, views
 from interlock.window.reading import Part, read_part
 from interlock.window.routing import LIFETIMES_S, destinations
 from interlock.window.tokens import estimate
@@ -305,6 +305,60 @@ def test_tokens_are_freed_in_four_steps_in_their_order() -> None:
 
 
 @pytest.mark.proves("SURF-14")
+def test_a_tenth_of_the_room_is_freed_whatever_fills_it() -> None:
+    def filled() -> Window:
+        window = Window(12_000)
+        for number in range(5):
+            window.admit(str(number), shown(1500), None, 1.0)
+        assert window.reductions == []
+        return window
+
+    def least(window: Window) -> int:
+        return window.capacity - int(FULL * window.capacity)
+
+    window = filled()
+    window.admit("more", shown(1500), None, 1.0)
+    assert [(one.kind, one.what) for one in window.reductions] == [("pruned", "0")]
+    assert window.room >= least(window)
+    for part in ("history", "memory"):
+        window = filled()
+        window.spend(**{part: window.room - 10})
+        assert [(one.kind, one.what) for one in window.reductions] == [("pruned", "0")]
+        assert window.room >= least(window)
+    window = filled()
+    assert window.load({"a": (window.room - 10, 1.0)}) == ["a"]
+    assert [(one.kind, one.what) for one in window.reductions] == [("pruned", "0")]
+    assert window.room >= least(window)
+    # What was loaded just now is not dropped again, however much it is.
+    window = Window(12_000)
+    assert window.load({"a": (window.room, 1.0)}) == ["a"]
+
+
+@pytest.mark.proves("SURF-14")
+async def test_a_window_holds_what_is_in_it_already_and_its_text_never_more_than_the_rest(app: Interlock) -> None:
+    window = await app.window(20_000, system=900, history=500, memory=100, reserve=3000)
+    assert window.room == 20_000 - 900 - 500 - 100 - 3000
+    window = await app.window(LEAST_RESERVE + 700)
+    for length in (10, 900, 2000, 5, 300, 4000, 50, 700):
+        await window.admit(await app.call("demo.echo", value="word " * length))
+        assert estimate(window.text) <= window.account.capacity
+
+
+@pytest.mark.proves("SURF-12")
+async def test_a_critical_task_is_shown_more_of_a_result_than_a_batch(app: Interlock) -> None:
+    await admit(app, orders)
+    result = await app.call("shop.orders", many=15)
+    whole = await (await app.window(20_000)).admit(result, criticality=1.0)
+    size = LEAST_RESERVE + int(1.2 * whole.tokens)
+    levels: dict[str, Any] = {}
+    words: tuple[Criticality, ...] = ("high", "batch")
+    for criticality in words:
+        levels[criticality] = (await (await app.window(size, criticality=criticality)).admit(result)).level
+        assert (await (await app.window(size)).admit(result, criticality=criticality)).level == levels[criticality]
+    assert levels["high"] < levels["batch"]
+
+
+@pytest.mark.proves("SURF-14")
 @pytest.mark.parametrize("reserve", [LEAST_RESERVE - 1, MOST_RESERVE + 1])
 def test_the_reserve_has_its_bounds(reserve: int) -> None:
     with pytest.raises(Failure):
@@ -405,6 +459,16 @@ async def test_results_go_where_they_are_needed_and_are_remembered_once(home: Pa
         assert failed.destinations == ("context", "observation")
         assert [one["destinations"] for one in window.observations][-1] == ["context", "observation"]
         assert len(window.observations) == 4
+        # What has no room anywhere is discarded, and observed.
+        full = await app.window(LEAST_RESERVE + 10)
+        assert (await full.admit(result)).destinations == ("discard", "observation")
+        routed = await window.admit(result, then=lambda value: value, reasoning=False)
+        assert routed.destinations == ("tool_input", "observation")
+        # Also where the next tool cannot take it.
+        observed = len(window.observations)
+        with pytest.raises(ZeroDivisionError):
+            await window.admit(result, then=lambda _: 1 // 0)
+        assert window.observations[observed]["destinations"] == ["tool_input", "context", "observation"]
         assert window.observations[0]["record"] == f"journal:{result.invocation_id}"
 
 

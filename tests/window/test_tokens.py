@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from interlock import Failure, Interlock
 from interlock.call.capability import ToolGrant
+from interlock.data.schema import Json
 from interlock.window import tokens
 from interlock.window.affordances import Offer, offer, sizes
 from interlock.window.tokens import estimate
@@ -41,12 +42,25 @@ def test_the_index_of_real_tools_takes_at_most_ten_tokens_a_tool_and_a_hundred_s
         assert all(word in described[one.id]["description"] for word in words.split()), one.line
 
 
+@pytest.mark.proves("SURF-04")
+def test_a_search_hint_serves_as_the_sentence_of_a_tool() -> None:
+    manifest: Json = {
+        "description": "Something long that nobody needs.",
+        "search_hint": "book flights anywhere",
+        "mutation_class": "read_only",
+    }
+    assert offer("office.travel", "1.0.0", manifest, estimate).line == "travel? book flights anywhere\n"
+    for mark, name in (("?", "read_only"), ("+", "write_reversible"), ("!", "write_irreversible")):
+        assert offer("office.travel", "1.0.0", {**manifest, "mutation_class": name}, estimate).line[6] == mark
+
+
+@pytest.mark.proves("SURF-04")
 def test_an_exact_counter_agrees_with_the_estimate_within_its_margin() -> None:
     for name in get_args(tokens.Exact):
         exact = tokens.exact(name)
         assert exact("") == 0
         told, estimated = sizes(offers(exact)), sizes(offers())
-        assert told["index_mean"] <= 10
+        assert told["index_mean"] == pytest.approx(8, abs=0.6)
         assert 1.0 <= estimated["full_tokens"] / told["full_tokens"] <= 1.2
 
 

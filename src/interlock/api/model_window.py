@@ -144,8 +144,8 @@ class ModelWindow:
         self.observations.append(observed)
         record = self._record(result, remember, expires_s) if usable and remember is not None else None
         wrote = record is not None and await self.memory.write(record)
-        routes = destinations(successor=usable and then is not None, reasoning=reasoning, memory=wrote)
         view = await self._place(result, criticality, fields) if reasoning else None
+        routes = destinations(successor=usable and then is not None, reasoning=view is not None, memory=wrote)
         observed["destinations"] = list(routes)
         if view is not None:
             observed["level"], observed["tokens"] = view.level, view.tokens

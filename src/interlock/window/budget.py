@@ -2,8 +2,8 @@
 
     size = system + history + memory + reserve + schemas + results + room
 
-The reserve is for the answer of the model. Results are admitted at the level that suits the task and the room. When the
-window fills, tokens are freed in this order:
+The reserve is for the answer of the model. Results are admitted at the level that suits the task and the room. Whenever
+less than a tenth of what schemas and results may have is left, tokens are freed in this order:
 
     1   old results are removed
     2   recent results are shown at a smaller level
@@ -100,6 +100,7 @@ class Window:
         for tool, (tokens, utility) in sorted(schemas.items(), key=lambda one: -one[1][1]):
             if 0 <= tokens <= self.room:
                 self._schemas[tool] = tokens, utility
+        self._keep_free(keep=1, schemas=False)  # what was loaded just now stays
         return list(self._schemas)
 
     def admit(self, key: str, among: Sequence[View], pointer: View | None, weight: float) -> View | None:
@@ -117,10 +118,7 @@ class Window:
             view = pointer
         if view is not None:
             self._results.append(_Held(key, among, view))
-            least_free = self.capacity - int(FULL * self.capacity)
-            if self.room < least_free:
-                self._free(least_free, keep=1)
-                view = self._results[-1].view
+            self._keep_free(keep=1)
         return view
 
     def spend(self, *, history: int = 0, memory: int = 0) -> None:
@@ -135,8 +133,14 @@ class Window:
             raise Failure("E3004", f"the window has no room for {needed:,} more tokens", resolution=words)
         self.history += history
         self.memory += memory
+        self._keep_free(keep=1)
 
-    def _free(self, room: int, *, keep: int) -> None:
+    def _keep_free(self, *, keep: int, schemas: bool = True) -> None:
+        least_free = self.capacity - int(FULL * self.capacity)
+        if self.room < least_free:
+            self._free(least_free, keep=keep, schemas=schemas)
+
+    def _free(self, room: int, *, keep: int, schemas: bool = True) -> None:
         """Free tokens, in the order above, until there is so much room. The last `keep` results stay as they are."""
         while self.room < room and len(self._results) > max(RECENT, keep):
             gone = self._results.pop(0)
@@ -148,7 +152,7 @@ class Window:
             if smallest.tokens < one.view.tokens:
                 self.reductions.append(Reduction("compressed", one.key, one.view.tokens - smallest.tokens))
                 one.view = smallest
-        for tool in sorted(self._schemas, key=lambda name: self._schemas[name][1]):
+        for tool in sorted(self._schemas, key=lambda name: self._schemas[name][1]) if schemas else ():
             if self.room >= room:
                 return
             self.reductions.append(Reduction("schema_dropped", tool, self._schemas.pop(tool)[0]))

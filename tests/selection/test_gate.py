@@ -19,6 +19,7 @@ from tests.support.calls import admit, code, use_policy
 from tests.support.capabilities import Where
 from tests.support.identities import did_of
 from tests.support.office import Value, opened
+from tests.support.wires import BY_ID, wired
 
 REQUEST = "an account at the bank"
 PERMIT = '@id("all") permit (principal, action, resource);\n'
@@ -247,3 +248,21 @@ async def test_what_the_approval_gate_asks_of_a_person_the_gate_says_with_the_ti
         may, _ = await _both(app, "bank.post", POSTED, app.caller)
         assert may.verdict is not None
         assert (may.verdict.answer, may.verdict.timeout_s) == ("ALLOW", None)
+
+
+@pytest.mark.proves("SURF-08")
+async def test_what_a_session_has_spent_counts_for_its_selections_on_every_wire(home: Path) -> None:
+    async with opened(home, budgets=[{"per": "session", "limit": 2.0}]) as app, wired(app) as wires:
+        await use_policy(app, PERMIT)
+        await admit(app, dear)
+        await app.catalog.forget()
+        bot = await app.caller_of(wires.tokens["full"])
+        assert (await app.call("bank.dear", COUNTED, caller=bot, session="monday")).ok
+        for wire in BY_ID:
+            for session, answer in (("monday", "DENY"), ("tuesday", "ALLOW")):
+                told = await wires.rows[wire].select(
+                    "look at an account at the bank, for money", intent=False, session=session
+                )
+                assert told["chosen"] == "bank.dear"
+                assert told["gate"]["answer"] == answer, (wire, session)
+                assert answer == "ALLOW" or told["gate"]["check"] == "cost"

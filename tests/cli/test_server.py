@@ -30,6 +30,11 @@ BUDGETS = """
 per = "caller"
 limit = 10.0
 period_s = 86400
+
+[[budgets]]
+per = "session"
+limit = 2.0
+tools = "demo.survey"
 """
 CASES = """
 [[case]]
@@ -69,6 +74,13 @@ async def count(ctx: Context, file: File) -> int:
 async def orders(many: Annotated[int, Field(description="how many", examples=[2])]) -> list[dict[str, str]]:
     """List orders."""
     return [{"id": str(number), "note": "x y " * 9} for number in range(many)]
+
+
+@tool(namespace="demo", version="1.0.0", mutation_class="read_only", estimated_cost=2.0)
+async def survey(ctx: Context, many: Annotated[int, Field(description="how many", examples=[2])]) -> int:
+    """Survey the whales of a harbour."""
+    ctx.cost(external_api=2.0)
+    return many
 '''
 # Ids, digests and times of two runs of one command are their own; what is left is compared word for word.
 _OWN = (
@@ -209,6 +221,18 @@ def test_a_result_is_printed_as_a_model_reads_it(place: Place, words: tuple[str,
     assert told["level"] == level
     assert told["tokens"] <= int(words[-1])
     assert (told["context"] or "").count("<") == (0 if level is None else 2)
+
+
+def test_what_a_session_has_spent_counts_for_its_selections(place: Place) -> None:
+    assert place.there("ann", "call", "demo.survey", '{"many": 2}', "--session", "monday").code == 0
+    for ask in (place.here, place.there):
+        told = [
+            ask("ann", "tools", "select", "survey the whales of a harbour", "--session", session, "--json").json
+            for session in ("monday", "tuesday")
+        ]
+        assert [one["chosen"] for one in told] == ["demo.survey", "demo.survey"]
+        assert [one["gate"]["answer"] for one in told] == ["DENY", "ALLOW"]
+        assert told[0]["gate"]["check"] == "cost"
 
 
 def test_the_contract_of_a_tool_is_shown_but_for_where_it_comes_from(place: Place) -> None:

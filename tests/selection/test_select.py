@@ -267,6 +267,55 @@ async def test_a_model_chooses_among_the_candidates_and_what_it_makes_up_never_r
             await app.selections.answer(made.id, Caller(id="eve", scopes=frozenset()))
 
 
+@pytest.mark.proves("SURF-07")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("no model for maria@example.com"), "the selector failed: ValueError: no model for "),
+        (KeyError(), "the selector failed: KeyError"),
+        (TimeoutError(), "the selector failed: TimeoutError"),
+        (ExceptionGroup("both", [OSError("one")]), "the selector failed: ExceptionGroup: both"),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, Exception) else "",
+)
+async def test_a_selector_that_breaks_is_refused_before_the_gate_and_on_record(
+    home: Path, caplog: pytest.LogCaptureFixture, error: Exception, said: str
+) -> None:
+    async def broken(_: str, __: Sequence[Json]) -> Json:
+        raise error
+
+    async with opened(home) as app:
+        made = await app.select("weather in Rome", selector=broken)
+        assert (made.chosen, made.parameters, made.verdict) == (None, None, None)
+        assert made.refused is not None
+        assert made.refused.startswith(said)
+        assert made.candidates[0].tool == "office.forecast"
+        record = _recorded(app, made)
+        assert (record["refused"], record["left"]["model"]) == (True, [])
+        assert record["stages"][-1]["code"] == "E3000"
+        assert _answered(app, made) == {"tool": None, "inputHash": None}
+        assert await app.selections.answer(made.id, app.caller) is None
+        # The log has the place of the error, and nobody's address.
+        assert "in broken" in caplog.text
+        assert "maria" not in made.refused + caplog.text
+        # The next selection is not affected.
+        assert (await app.select("weather in Rome")).chosen == "office.forecast"
+
+
+async def test_an_answer_that_breaks_its_check_is_refused_and_on_record(home: Path) -> None:
+    class Broken(dict[str, Any]):
+        def get(self, *_: Any) -> Any:
+            raise RuntimeError("no members")
+
+    async def selector(_: str, __: Sequence[Json]) -> Json:
+        return Broken(tool="office.forecast")
+
+    async with opened(home) as app:
+        made = await app.select("weather in Rome", selector=selector)
+        assert made.refused == "the selector failed: RuntimeError: no members"
+        assert _recorded(app, made)["refused"]
+
+
 def _scripted(*tools: str) -> Any:
     """Stands for `Learning.router`: a router that always puts these tools first, in this order."""
     weights = np.zeros((features([""]).shape[1], len(tools)), np.float32)

@@ -16,13 +16,13 @@ import pytest_asyncio
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from interlock import Interlock
+from interlock import Context, Interlock, tool
 from interlock.call.capability import ToolGrant
 from interlock.data.schema import Json
 from tests.support.calls import admit, records, until
 from tests.support.identities import did_of
 from tests.support.wires import Wires, wired
-from tests.surfaces.offices import TOOLS, offer
+from tests.surfaces.offices import TOOLS, Value, offer
 
 MODERN = "2026-07-28"
 OWN = ["search_tools", "load_tools", "read_result"]
@@ -229,6 +229,43 @@ async def test_a_clients_own_model_selects_a_tool_where_the_client_declares_samp
         assert "select_tool" not in [one.name for one in (await client.list_tools()).tools]
         with pytest.raises(MCPError):
             await client.call_tool("select_tool", {"request": "weather"})
+
+
+@ERAS
+@pytest.mark.proves("SURF-08")
+@pytest.mark.parametrize("wires", [{"budgets": [{"per": "session", "limit": 2.0}]}], indirect=True)
+async def test_what_a_session_has_spent_counts_for_a_selection_by_a_clients_model(wires: Wires, modern: bool) -> None:
+    @tool(version="1.0.0", mutation_class="read_only", namespace="office", external_io=False, estimated_cost=2.0)
+    async def almanac(ctx: Context, value: Value) -> str:
+        """Weather of a whole year in a city, for money."""
+        ctx.cost(external_api=2.0)
+        return value
+
+    await admit(wires.app, almanac)
+    await wires.app.catalog.forget()
+    model = Model('{"tool": "office.almanac", "parameters": {"value": "Rome"}}')
+    async with _client(wires, MODERN if modern else "legacy", sampling_callback=model.sample) as client:
+
+        async def asked(name: str, arguments: Json, session: Any) -> types.CallToolResult:
+            meta = cast("types.RequestParamsMeta", {"interlock/session": session})
+            return await client.call_tool(name, arguments, meta=meta)
+
+        async def gate(session: str) -> Json:
+            told = await asked("select_tool", {"request": "weather of a year in Rome"}, session)
+            return cast("Json", told.structured_content)["gate"]
+
+        assert (await gate("monday"))["answer"] == "ALLOW"
+        assert not (await asked("office-almanac", {"value": "Rome"}, "monday")).is_error
+        refused = await asked("office-almanac", {"value": "Rome"}, "monday")
+        assert (refused.meta or {})["interlock/error"]["error_code"] == "E3210"
+        denied = await gate("monday")
+        assert denied["answer"] == "DENY"
+        assert "per session" in denied["reason"]
+        assert (await gate("tuesday"))["answer"] == "ALLOW"
+        with pytest.raises(MCPError, match=r"interlock/session.* must be a string"):
+            await asked("select_tool", {"request": "weather of a year in Rome"}, 7)
+    recorded = [(one["session"], one["gate"]["check"]) for one in records(wires.app, kind="selection")]
+    assert recorded == [("monday", "authorization"), ("monday", "cost"), ("tuesday", "authorization")]
 
 
 async def test_a_question_to_a_clients_model_is_answered_by_any_request_that_brings_the_answer(wires: Wires) -> None:

@@ -274,11 +274,17 @@ async def question_of(parts: Parts, caller: Caller, tool: str, arguments: Json, 
 
     name, at, spec = tool.partition("@")
     version = await parts.catalog.resolve(name, spec if at else None)
-    filled = {**dict(version.contract.input.defaults), **_fitting(version.contract, arguments)}
     return Question(
-        caller, version.contract, version.row.digest, filled, operation, "", door, None, (0, 0),
-        parts.clock.now_ms(),
+        caller, version.contract, version.row.digest, arguments_of(version.contract, arguments), operation, "", door,
+        None, (0, 0), parts.clock.now_ms(),
     )  # fmt: skip
+
+
+def arguments_of(contract: Contract, arguments: Json) -> Json:
+    """Return arguments as the tool would get them. Missing ones without a default stay missing: rules may not need
+    them.
+    """
+    return {**dict(contract.input.defaults), **_fitting(contract, arguments)}
 
 
 def asked_all_the_same(parts: Parts, question: Question, decision: Decision) -> Decision | None:
@@ -294,7 +300,6 @@ def asked_all_the_same(parts: Parts, question: Question, decision: Decision) -> 
 
 
 def _fitting(contract: Contract, arguments: Json) -> Json:
-    """Arguments as the tool would get them. Missing ones stay missing: rules may not need them."""
     if not arguments:
         return {}
     from interlock.data.defaults import converted_and_filled

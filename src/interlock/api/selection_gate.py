@@ -10,18 +10,17 @@ The strictest answer counts. Nothing is used up: the call itself passes all phas
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
 
 import orjson
 
-from interlock.api.policy import asked_all_the_same, question_of
-from interlock.authority import budgets
-from interlock.core.amounts import millionths
+from interlock.api.policy import arguments_of
+from interlock.call.phases import Request
+from interlock.call.prepared import ToolFacts
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.core.threads import WALKS
-from interlock.gateway import token_checks
 from interlock.resilience import limits
 from interlock.selection.dangers import dangers
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
     from interlock.data.schema import Json
+    from interlock.gateway.judge import CallCheck
     from interlock.registry.version import Version
     from interlock.store.port import Transaction
 
@@ -81,6 +81,8 @@ class Gate:
         self._session = session
         self._task = task
         self._findings: list[Finding] = []
+        # None where the call cannot be made at all.
+        self._call: CallCheck | None = None
 
     async def look(self, arguments: Json, door: str) -> None:
         """Check authorization and safety."""
@@ -88,25 +90,40 @@ class Gate:
 
     def decide(self, transaction: Transaction) -> GateVerdict:
         """Check cost and rate, and return the strictest answer of all. Writes nothing."""
-        findings = (*self._findings, self._cost(transaction), self._rate(transaction))
+        findings = [*self._findings]
+        if self._call is not None:
+            if findings[0].answer != "DENY":
+                findings[0] = self._token(self._call, transaction) or findings[0]
+            findings.append(_room("cost", "budget", self._call.cost, transaction))
+            findings.append(_room("rate", "limit", self._call.rate, transaction))
         worst = max(findings, key=lambda one: _RANK[one.answer])
         approval = self._version.contract.manifest.approval or self._parts.settings.approval
         timeout_s = approval.timeout_seconds if worst.answer == "REQUIRE_APPROVAL" else None
-        return GateVerdict(worst.answer, worst.reason, worst.check, timeout_s, findings)
+        return GateVerdict(worst.answer, worst.reason, worst.check, timeout_s, tuple(findings))
 
     async def _authorization(self, arguments: Json, door: str) -> Finding:
-        parts, caller, contract = self._parts, self._caller, self._version.contract
         try:
-            if caller.capability is not None:
-                parts.tokens.verifier.check(caller.capability)
-                token_checks.check_tool(caller.capability, contract, parts.settings.environment)
-            asked = await question_of(parts, caller, contract.ref, arguments, "invoke", door)
-            question = replace(asked, session=self._session)
-            decision = await parts.engine.decide(question)
+            self._call = self._checked(arguments, door)
+            decision = await self._call.decide()
         except Failure as failure:
             return Finding("authorization", "DENY", failure.message)
-        decision = asked_all_the_same(parts, question, decision) or decision
         return Finding("authorization", _ANSWERS.get(decision.behavior, "REQUIRE_APPROVAL"), decision.reason)
+
+    def _checked(self, arguments: Json, door: str) -> CallCheck:
+        version, caller = self._version, self._caller
+        address, number = version.row.address, version.contract.version
+        request = Request(address, arguments, caller, version=number, session=self._session, task=self._task, door=door)
+        filled = arguments_of(version.contract, arguments)
+        return self._parts.check_of(request, ToolFacts(version.contract, version.row.digest), filled)
+
+    @staticmethod
+    def _token(call: CallCheck, transaction: Transaction) -> Finding | None:
+        """Return a finding where the token of the caller is used up."""
+        try:
+            call.token(transaction)
+        except Failure as failure:
+            return Finding("authorization", "DENY", failure.message)
+        return None
 
     def _safety(self, arguments: Json) -> Finding:
         found = dangers(arguments)
@@ -115,34 +132,13 @@ class Gate:
         answer: Answer = "DENY" if self._parts.settings.selection_dangers == "deny" else "REQUIRE_APPROVAL"
         return Finding("safety", answer, f"the parameters hold {', '.join(found)}")
 
-    def _cost(self, transaction: Transaction) -> Finding:
-        contract = self._version.contract
-        allowances = budgets.budget_keys(
-            list(self._parts.settings.budgets),
-            caller=self._caller,
-            session=self._session,
-            task=self._task,
-            tool=contract.address,
-            now_ms=transaction.now_ms,
-        )
-        try:
-            budgets.check(transaction, allowances, millionths(contract.manifest.estimated_cost or 0.0))
-        except Failure as failure:
-            return Finding("cost", "DENY", failure.message)
-        return Finding("cost", "ALLOW", "every budget has room" if allowances else "there is no budget")
 
-    def _rate(self, transaction: Transaction) -> Finding:
-        contract = self._version.contract
-        service = contract.manifest.external_service
-        services = () if service is None else (service,)
-        rules = self._parts.settings.rate_limits
-        buckets = limits.buckets(rules, caller=self._caller, tool=contract.address, services=services)
-        try:
-            limits.check(transaction, buckets)
-            limits.check_suspended(transaction, services)
-        except Failure as failure:
-            return Finding("rate", "DENY", failure.message)
-        return Finding("rate", "ALLOW", "every limit has room" if buckets else "there is no limit")
+def _room(check: Check, bound: str, look: Callable[[Transaction], bool], transaction: Transaction) -> Finding:
+    """Return the finding of a check that knows whether any bound covers the call."""
+    try:
+        return Finding(check, "ALLOW", f"every {bound} has room" if look(transaction) else f"there is no {bound}")
+    except Failure as failure:
+        return Finding(check, "DENY", failure.message)
 
 
 async def admit_model(parts: Parts, caller: Caller) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -14,6 +16,7 @@ from interlock.core.errors import Failure
 from interlock.data.canonical import canonical
 from interlock.gateway.persistence.payloads import insert, owner_of
 from interlock.gateway.persistence.pieces import Sealed
+from interlock.privacy.redact import safe_log, safe_message
 from interlock.selection.stages import MOST_REMAINING
 from interlock.store import calls, payloads, records
 
@@ -24,9 +27,11 @@ if TYPE_CHECKING:
     from interlock.data.schema import Json
     from interlock.store.port import Reader, Transaction
 
+_log = logging.getLogger("interlock.selection")
 # What a model answered to a request.
 ANSWER: Final = "answer:"
 MOST_ANSWER: Final = 64 * 1024
+_LONGEST_REASON: Final = 500
 # Records in which it is looked up how often calls of a tool succeed and what they cost.
 _LOOKED_THROUGH: Final = 5000
 
@@ -55,6 +60,13 @@ def model_answer(answer: Any, offered: Sequence[str]) -> Json:
     except Failure:
         digest = None  # not JSON
     return {"answered": {"tool": tool if tool in offered else None, "inputHash": digest}}
+
+
+def selector_failed(parts: Parts, error: Exception) -> Failure:
+    """Return the refusal (E3000) of a selection whose selector raised something unexpected, and log that."""
+    _log.error("a selector failed\n%s", safe_log(parts.redactor, "".join(traceback.format_exception(error))))
+    words = safe_message(parts.redactor, str(error))[:_LONGEST_REASON]
+    return Failure("E3000", f"the selector failed: {type(error).__name__}{words and ': '}{words}")
 
 
 def written(answer: Any) -> bytes | None:

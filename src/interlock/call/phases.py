@@ -359,6 +359,15 @@ class Decision:
     blocked_path: str | None = None
 
 
+STRENGTH: Mapping[Behavior, int] = {"passthrough": -1, "allow": 0, "ask": 1, "deny": 2}
+
+
+def stricter(one: Decision | None, other: Decision) -> Decision:
+    """Return the stricter of two decisions."""
+    # INVARIANT: a decision made before policy cannot turn a deny of policy into an allow.
+    return other if one is None or STRENGTH[other.behavior] >= STRENGTH[one.behavior] else one
+
+
 if TYPE_CHECKING:
     # Each type narrows what the type before it leaves open. `cast` to one of them stands at the end of its phase, and
     # nowhere else. A mutable attribute may not be narrowed by a subclass in general; here no one else writes to it.

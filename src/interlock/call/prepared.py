@@ -17,17 +17,39 @@ if TYPE_CHECKING:
     from interlock.contract.declare import Tool
 
 
-class Prepared:
+class ToolFacts:
+    """The facts of a tool version that decisions about its calls read. They do not need its function."""
+
+    __slots__ = (
+        "confined", "contract", "digest", "input_redactor", "isolated", "permissions", "ref", "required_scopes",
+        "service", "tier", "writes",
+    )  # fmt: skip
+
+    def __init__(self, contract: Contract, digest: str) -> None:
+        manifest = contract.manifest
+        self.contract = contract
+        self.digest = digest
+        self.ref = contract.ref
+        self.writes = contract.mutation.writes
+        self.required_scopes = contract.auth.required_scopes
+        self.permissions = permissions_of(contract.auth.required_permissions)
+        # Whether paths in its arguments are checked against the permissions it lists.
+        self.confined = bool(self.permissions.readable)
+        self.isolated = manifest.sandbox is not None
+        self.tier = 0 if manifest.sandbox is None else manifest.tier
+        self.service = manifest.external_service
+        # Redacts its input; compiled by the gateway when first needed.
+        self.input_redactor: SchemaRedactor | None = None
+
+
+class Prepared(ToolFacts):
     """A tool version as the phases use it."""
 
     __slots__ = (
         "bound",
         "computes",
-        "confined",
-        "contract",
         "credentials",
         "defaults",
-        "digest",
         "dump",
         "executor",
         "facing",
@@ -38,8 +60,6 @@ class Prepared:
         "has_fragments",
         "has_verifier",
         "inner_defaults",
-        "input_redactor",
-        "isolated",
         "key_from",
         "key_required",
         "max_inline",
@@ -47,28 +67,20 @@ class Prepared:
         "members",
         "notice",
         "paged",
-        "permissions",
         "private",
         "redactor",
-        "ref",
         "remote",
-        "required_scopes",
-        "service",
         "slow",
         "take",
-        "tier",
         "window_s",
-        "writes",
     )
 
     def __init__(self, contract: Contract, bound: Tool[..., Any], digest: str, notice: Json | None = None) -> None:
+        super().__init__(contract, digest)
         schema, manifest = contract.input, contract.manifest
-        self.contract = contract
         self.bound = bound
-        self.digest = digest
         self.notice = notice
         self.paged = manifest.paged
-        self.ref = contract.ref
         # The input schema that callers are checked against; without internal fields both are the same.
         self.facing = Schema(schema.caller_facing) if schema.hidden else schema
         self.fits_input: Callable[[Any], bool] = self.facing.fits
@@ -78,28 +90,19 @@ class Prepared:
         # Those inside of objects and lists; None if there are none.
         self.inner_defaults = inner_defaults(schema)
         self.dump = bound.dump
-        # Redactors of its results and of its input; compiled by the gateway when first needed.
+        # Compiled by the gateway when first needed, as that of its input is.
         self.redactor: SchemaRedactor | None = None
-        self.input_redactor: SchemaRedactor | None = None
-        self.writes = contract.mutation.writes
         self.key_required = contract.idempotency.key_required
         # Seconds that the record of a key lives. The settings may make it longer.
         self.window_s = contract.idempotency.window(contract.timeout, 0)
         self.key_from = contract.idempotency.key_from if self.writes else "caller"
-        self.required_scopes = contract.auth.required_scopes
-        self.permissions = permissions_of(contract.auth.required_permissions)
         self.credentials = self.permissions.credentials
-        # Whether paths in its arguments are checked against the permissions it lists.
-        self.confined = bool(self.permissions.readable)
         # The member names that its results have by contract.
         self.members = frozenset(property_names(contract.output.document))
-        self.isolated = manifest.sandbox is not None
-        self.tier = 0 if manifest.sandbox is None else manifest.tier
         # Whether its effect happens where Interlock cannot see it: neither in this process nor in a sandbox.
         self.remote = not self.isolated and not manifest.runs_as.in_process
         # The module that runs it: see contract/executors.py.
         self.executor = manifest.executor
-        self.service = manifest.external_service
         self.has_fragments = declares_fragments(schema)
         self.has_checks = self.has_fragments or "check" in bound.handlers or "preflight" in bound.handlers
         self.has_verifier = "verify" in bound.handlers

@@ -16,7 +16,7 @@ from interlock.call.cost import FREE, Cost, Meter
 from interlock.core.amounts import MILLION, millionths
 from interlock.core.errors import Failure
 from interlock.resilience import limits
-from interlock.resilience.limits import LoopWatch
+from interlock.resilience.limits import Bucket, LoopWatch
 from interlock.store import grants
 
 if TYPE_CHECKING:
@@ -46,12 +46,9 @@ class Allowances:
 
     def add_uses(self, checked: Checked, caller: Caller) -> None:
         """Add what the call will use up to the actions that run with its intent. One of them may refuse the call."""
-        call, contract = checked, checked.tool.contract
+        call, services = checked, _services(checked)
         uses: list[Callable[[Transaction], None]] = [*(call.more.uses or ())]
-        tool = contract.address
-        service = contract.manifest.external_service
-        services = () if service is None else (service,)
-        buckets = limits.buckets(self._settings.rate_limits, caller=caller, tool=tool, services=services)
+        buckets = self._buckets(checked, caller)
         if buckets:
             uses.append(lambda transaction: limits.admit(transaction, buckets))
         if heeds_suspension(checked):
@@ -59,13 +56,29 @@ class Allowances:
         if not call.request.dry_run:
             if caller.capability is not None:
                 uses.extend(uses_of(caller.capability))
-            held = self._budgets(call, caller, tool)
+            held = self._budgets(call, caller, checked.tool.contract.address)
             if held:
-                amount = millionths(contract.manifest.estimated_cost or 0.0)
+                amount = _estimate(checked)
                 uses.append(lambda transaction: budgets.hold(transaction, call.id, self._owner, held, amount))
         if self.metered:
             call.extend().meter = Meter()
         call.extend().uses = uses or None
+
+    def check_rate(self, transaction: Transaction, checked: Checked, caller: Caller) -> bool:
+        """Refuse (E3003, E3504) a call that a rate limit or its service does not admit now. Writes nothing.
+
+        Returns whether there is a limit.
+        """
+        buckets = self._buckets(checked, caller)
+        limits.check(transaction, buckets)
+        limits.check_suspended(transaction, _services(checked))
+        return bool(buckets)
+
+    def check_budgets(self, transaction: Transaction, checked: Checked, caller: Caller) -> bool:
+        """Refuse (E3210) a call for which a budget has no room now. Writes nothing. Returns whether there is one."""
+        covering = self._budgets(checked, caller, checked.tool.contract.address)
+        budgets.check(transaction, covering, _estimate(checked))
+        return bool(covering)
 
     async def spent_and_left(self, call: Call, caller: Caller) -> tuple[int, int]:
         """Return what is spent and what is left of the tightest budget that covers a call, for policies."""
@@ -76,6 +89,10 @@ class Allowances:
         used = await self._journal.read(lambda reader: [budgets.used(reader, one) for one in allowances])
         left = ((spent, one.limit - spent) for spent, one in zip(used, allowances, strict=True))
         return min(left, key=lambda one: one[1])
+
+    def _buckets(self, checked: Checked, caller: Caller) -> tuple[Bucket, ...]:
+        tool, services = checked.tool.contract.address, _services(checked)
+        return limits.buckets(self._settings.rate_limits, caller=caller, tool=tool, services=services)
 
     def _budgets(self, call: Call, caller: Caller, tool: str) -> tuple[Allowance, ...]:
         rules: list[Budget] = list(self._settings.budgets)
@@ -172,6 +189,22 @@ def billed_session(call: Call) -> str:
     return call.request.session if call.request.billed_to is None else call.request.billed_to
 
 
+def _services(checked: Checked) -> tuple[str, ...]:
+    service = checked.tool.service
+    return () if service is None else (service,)
+
+
+def _estimate(checked: Checked) -> int:
+    return millionths(checked.tool.contract.manifest.estimated_cost or 0.0)
+
+
+def check_uses(transaction: Transaction, capability: Capability) -> None:
+    """Refuse (E3206) a call by a token that is used up. Writes nothing."""
+    for link in capability.links:
+        if "max_uses" in link.constraints:
+            _check_use(transaction, link.jti, link.constraints["max_uses"], 1)
+
+
 def uses_of(capability: Capability, calls: int = 1) -> list[Callable[[Transaction], None]]:
     """Return one action per link of the chain that limits its uses. Approving a call uses a token too."""
     return [
@@ -183,7 +216,11 @@ def uses_of(capability: Capability, calls: int = 1) -> list[Callable[[Transactio
 
 def _use(transaction: Transaction, jti: str, most: int, calls: int) -> None:
     # INVARIANT: a token for n calls is used at most n times, by all processes together.
+    _check_use(transaction, jti, most, calls)
+    grants.add_uses(transaction, jti, calls)
+
+
+def _check_use(transaction: Transaction, jti: str, most: int, calls: int) -> None:
     if grants.used(transaction, jti) + calls > most:
         gone = "and is used up" if calls == 1 else f"and {calls} are more than it has left"
         raise Failure("E3206", f"the token was good for {most} call{'s' if most > 1 else ''} {gone}")
-    grants.add_uses(transaction, jti, calls)

@@ -7,31 +7,24 @@ policy, and the approval gate that no configuration can open. Caches are consult
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from interlock.approvals import mechanism
 from interlock.approvals.ticket import Ticket
-from interlock.authority.approval_gate import Gate, gate
-from interlock.authority.policy import Engine, Question
+from interlock.authority.policy import Engine
 from interlock.call.context import Caller
 from interlock.call.phases import Call, Checked, Decision, FastRead, Granted
-from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
 from interlock.gateway.allowances import Allowances, heeds_suspension
 from interlock.gateway.approval.edited_input import EditedInputs
 from interlock.gateway.approval.obtain import ApprovalRequests
-from interlock.gateway.caller_tokens import CallerTokens
-from interlock.gateway.hooks import stricter
+from interlock.gateway.judge import Judge
 
 if TYPE_CHECKING:
     from interlock.authority.verifier import Verifier
     from interlock.gateway.observe import Observer
-    from interlock.settings import Settings
 
 _log = logging.getLogger("interlock.gateway")
-_NO_BUDGET = (0, 0)
-_MOST_GATES = 10_000
 
 
 class Authorizer:
@@ -46,9 +39,8 @@ class Authorizer:
         approvals: ApprovalRequests,
         allowances: Allowances,
         observer: Observer,
-        tokens: CallerTokens,
+        judge: Judge,
         edited: EditedInputs,
-        settings: Settings,
     ) -> None:
         self._grant = grant
         self._engine = engine
@@ -57,10 +49,9 @@ class Authorizer:
         self._allowances = allowances
         self._loops = allowances.loops
         self._observer = observer
-        self._gate = Gate.of(settings)
-        self._gates: dict[tuple[Decision, str, int], Decision] = {}
-        self._tokens = tokens
-        self._covered = tokens.covered
+        self._judge = judge
+        self._tokens = judge.tokens
+        self._covered = judge.tokens.covered
         self._edited = edited
 
     async def authorize(self, checked: Checked) -> Granted | Ticket:
@@ -150,60 +141,16 @@ class Authorizer:
 
     async def _decide(self, checked: Checked, caller: Caller) -> Decision:
         """Combine all decisions about the call. A deny is raised."""
-        requested = checked
-        call, tool = requested, requested.tool
-        if caller.capability is not None:
-            self._tokens.check(checked, caller.capability)
-        if tool.confined:
-            self._tokens.check_paths(checked)
-        decision = None
-        if call.decision is None:  # otherwise time may have passed since the call began
-            decision = self._engine.cached_for_every_call(caller, tool.digest, call.started, call.started_ms)
-        if decision is None:
-            question = await self._question(checked, caller)
-            decision = self._engine.cached(question)
-            if decision is None:
-                decision = await self._engine.decide(question)
-        if tool.writes or tool.tier:
-            # What the approval gate adds is the same for every call of a tool.
-            gated = self._gates.get((decision, tool.digest, caller.trust))
-            decision = gated or self._gated(decision, tool, caller.trust)
-        if call.decision is not None:
-            # A ticket is bound to the policy in force, also if something else decided.
-            decision = replace(stricter(call.decision, decision), policy=decision.policy)
-        if tool.required_scopes and not caller.scopes.issuperset(tool.required_scopes):
-            decision = _lacking(tool, caller, decision)
-        if decision.behavior == "passthrough":
-            decision = replace(decision, behavior="ask", reason="nobody settled it, so a person must")
-        if decision.blocked_path is not None and not self._tokens.can_name(call, decision.blocked_path):
-            decision = replace(decision, blocked_path=None)
+        self._judge.check_reach(checked, caller)
+        call, decision = checked, await self._judge.decide(checked, caller)
         call.decision = decision
         if self._observer.audience:
             self._observer.emit("tool.permission.decided", call, behavior=decision.behavior, reason=decision.reason)
         if decision.obligations:
             self._fulfil(call, decision)
         if decision.behavior == "deny":
-            raise Failure("E3206", f"{tool.ref} is not allowed: {decision.reason}", policy_refs=decision.rules)
+            raise Failure("E3206", f"{call.ref} is not allowed: {decision.reason}", policy_refs=decision.rules)
         return decision
-
-    def _gated(self, decision: Decision, tool: Prepared, trust: int) -> Decision:
-        """Return the decision with what the approval gate adds to it, and remember it."""
-        if len(self._gates) > _MOST_GATES:
-            self._gates.clear()
-        asked = gate(decision, tool.contract, trust=trust, settings=self._gate, tier=tool.tier)
-        gated = self._gates[decision, tool.digest, trust] = asked or decision
-        return gated
-
-    async def _question(self, checked: Checked, caller: Caller) -> Question:
-        """Return the question to the engine: everything that a rule may read of a call."""
-        tool, request = checked.tool, checked.request
-        return Question(
-            caller, tool.contract, tool.digest, checked.input, "preview" if request.dry_run else request.operation,
-            request.session, request.door,
-            None if request.native is None else str(request.native.get("operation_id", "")) or None,
-            await self._allowances.spent_and_left(checked, caller) if self._allowances.active else _NO_BUDGET,
-            checked.started_ms,
-        )  # fmt: skip
 
     def _fulfil(self, call: Call, decision: Decision) -> None:
         for obligation in decision.obligations:
@@ -214,9 +161,3 @@ class Authorizer:
                 extra = {"trace_id": call.trace_id, "invocation_id": call.id}
                 text = f"{call.ref} in call {call.id}: {decision.behavior}"
                 _log.warning("the policy engine asks for a log entry: %s", text, extra=extra)
-
-
-def _lacking(tool: Prepared, caller: Caller, decision: Decision) -> Decision:
-    lacking = sorted(set(tool.required_scopes) - caller.scopes)
-    words = f"missing scope {', '.join(lacking)}"
-    return Decision(behavior="deny", reason=words, rules=(), policy=decision.policy, source="scopes")

@@ -10,6 +10,7 @@ from interlock.authority.facts import as_written, changes_of, names_of, resource
 from interlock.authority.verifier import Verifier
 from interlock.call.capability import Capability
 from interlock.call.phases import Call, Checked, Decision
+from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
 from interlock.gateway import token_checks
 from interlock.gateway.redaction import CallRedaction
@@ -38,16 +39,7 @@ class CallerTokens:
         recorded resources is visible only to tokens that are not bound to resources.
         """
         tool = checked.tool
-        self._verifier.check(capability)
-        known = (capability.digest, tool.digest)
-        bound = self.covered.get(known)
-        if bound is None or capability.within is not None:
-            token_checks.check_tool(capability, tool.contract, self._environment)
-            bound = capability.bound
-            if capability.within is None:  # the resources of a calling tool are no property of the token
-                if len(self.covered) > _MOST_COVERED:
-                    self.covered.clear()
-                self.covered[known] = bound
+        bound = self.check_tool(tool, capability)
         if not bound and not tool.writes:
             return
         more, contract, found = checked.more, tool.contract, None
@@ -70,6 +62,20 @@ class CallerTokens:
             except token_checks.BlockedPath as failure:
                 self._block(checked, failure, "token")
                 raise
+
+    def check_tool(self, tool: Prepared, capability: Capability) -> bool:
+        """Check that the token is valid now and covers the tool. Return whether it is bound to resources as well."""
+        self._verifier.check(capability)
+        known = (capability.digest, tool.digest)
+        bound = self.covered.get(known)
+        if bound is None or capability.within is not None:
+            token_checks.check_tool(capability, tool.contract, self._environment)
+            bound = capability.bound
+            if capability.within is None:  # the resources of a calling tool are no property of the token
+                if len(self.covered) > _MOST_COVERED:
+                    self.covered.clear()
+                self.covered[known] = bound
+        return bound
 
     def check_paths(self, checked: Checked) -> None:
         """Check that the permissions of the tool allow the paths in the input."""

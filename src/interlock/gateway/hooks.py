@@ -27,7 +27,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from interlock.call.phases import Behavior, Call, Decision, Requested
+from interlock.call.phases import STRENGTH, Behavior, Call, Decision, Requested, stricter
 from interlock.core.errors import Failure
 from interlock.core.record import record
 from interlock.core.threads import WALKS
@@ -347,7 +347,7 @@ def _malformed(result: HookResult) -> str | None:
     for name in ("stop", "progress"):
         if not isinstance(getattr(result, name), str | None):
             return f"`{name}` that is not a text"
-    if result.permission is not None and result.permission not in _STRENGTH:
+    if result.permission is not None and result.permission not in STRENGTH:
         return "`permission` that is no decision"
     updated: Any = result.updated_input
     return None if isinstance(updated, Mapping | None) else "`updated_input` that is not a mapping"
@@ -371,15 +371,6 @@ async def _ended(task: asyncio.Task[Any], left_s: float) -> bool:
         task.cancel()
         raise
     return bool(done)
-
-
-_STRENGTH: dict[Behavior, int] = {"passthrough": -1, "allow": 0, "ask": 1, "deny": 2}
-
-
-def stricter(one: Decision | None, other: Decision) -> Decision:
-    """Return the stricter of two decisions."""
-    # INVARIANT: a decision made before policy cannot turn a deny of policy into an allow.
-    return other if one is None or _STRENGTH[other.behavior] >= _STRENGTH[one.behavior] else one
 
 
 def _decision(hook: Hook, behavior: Behavior) -> Decision:

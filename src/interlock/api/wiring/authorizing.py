@@ -8,7 +8,6 @@ from interlock.gateway.approval.new_ticket import NewTickets
 from interlock.gateway.approval.obtain import ApprovalRequests
 from interlock.gateway.approval.waiting_call import WaitingCalls
 from interlock.gateway.authorize import Authorizer
-from interlock.gateway.caller_tokens import CallerTokens
 from interlock.gateway.execution.preview import Previews
 
 
@@ -39,7 +38,6 @@ class Authorizing:
             approvals=approvals,
             allowances=shared.allowances,
             observer=observer,
-            tokens=CallerTokens(outside.verifier, shared.redaction, settings.environment),
+            judge=shared.judge,
             edited=EditedInputs(shared.hooks, clock),
-            settings=settings,
         )

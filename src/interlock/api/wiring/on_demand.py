@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from interlock.api.wiring.reviewing import Reviewing
     from interlock.api.wiring.shared import Outside, Shared
     from interlock.call.context import Caller
-    from interlock.call.phases import Reason
+    from interlock.call.phases import Reason, Request
+    from interlock.call.prepared import ToolFacts
+    from interlock.data.schema import Json
     from interlock.gateway.approval.resume import ApprovedCalls
     from interlock.gateway.approval.review import Reviews
     from interlock.gateway.approval.standing import StandingApprovals
     from interlock.gateway.invoke import Gateway
+    from interlock.gateway.judge import CallCheck
 
 
 class OnDemand:
@@ -45,6 +48,13 @@ class OnDemand:
         for name, share in gateway.runner.loads().items():
             self._shared.telemetry.alerts.watch(name, share)
         return gateway
+
+    def check_of(self, request: Request, tool: ToolFacts, arguments: Json) -> CallCheck:
+        """Return the checks of a call that is not made."""
+        from interlock.gateway.judge import CallCheck
+
+        shared = self._shared
+        return CallCheck(shared.judge, shared.allowances, request, tool, arguments, self._outside.clock)
 
     @property
     def makes_calls(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from interlock.approvals.figures import measure
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
     from interlock.effects.locks import Locks
+    from interlock.gateway.judge import Judge
     from interlock.gateway.paging import Cursors
     from interlock.privacy.redact import Redactor
     from interlock.registry.catalog import Catalog
@@ -73,6 +75,7 @@ class Shared:
 
     def __init__(self, outside: Outside) -> None:
         journal, settings, clock, owner = outside.journal, outside.settings, outside.clock, outside.instance.id
+        self._outside = outside
         self.telemetry = Telemetry(
             clock, ratio=settings.trace_ratio, collector=settings.otlp_endpoint, retained=settings.traces_kept
         )
@@ -93,4 +96,18 @@ class Shared:
             progress=progress,
             box=outside.box,
             owner=owner,
+        )
+
+    @cached_property
+    def judge(self) -> Judge:
+        """Decides about calls. Many commands ask about none, so it is loaded on first use."""
+        from interlock.gateway.judge import Judge
+
+        outside = self._outside
+        return Judge(
+            engine=outside.engine,
+            verifier=outside.verifier,
+            redaction=self.redaction,
+            allowances=self.allowances,
+            settings=outside.settings,
         )

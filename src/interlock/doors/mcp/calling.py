@@ -146,6 +146,7 @@ class Calling:
         caller: Caller,
         client: Callable[[], Interaction | None] | None = None,
         *,
+        meta: Mapping[str, Any],
         apps: bool = False,
     ) -> Json | None:
         """The answer to a call of a tool that belongs to a surface itself, or its question; None for any other tool.
@@ -153,8 +154,12 @@ class Calling:
         `client` is how the client of the call is asked, if that is possible; `apps` is whether it shows interfaces.
         """
         selector = sampled(client()) if name == SELECT and client is not None else None
+        if selector is not None and _SESSION in meta:
+            _check_options(meta, None)
         try:
-            return await self._surface_tools.call(name, arguments, caller, selector, apps=apps)
+            return await self._surface_tools.call(
+                name, arguments, caller, selector, session=meta.get(_SESSION, ""), apps=apps
+            )
         except Question as question:
             return question.result
         except Failure as failure:

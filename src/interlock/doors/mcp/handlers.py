@@ -114,7 +114,9 @@ class Handlers:
         if caller.surface is not None:
             client = partial(interaction, ctx)
             apps = _shows_apps(ctx)
-            found = await self._calling.on_surface(params.name, params.arguments or {}, caller, client, apps=apps)
+            found = await self._calling.on_surface(
+                params.name, params.arguments or {}, caller, client, meta=meta(ctx), apps=apps
+            )
             if found is not None:
                 if self._calling.loads(params.name):
                     await self.changes.loaded(ctx)

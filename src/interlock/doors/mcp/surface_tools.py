@@ -161,17 +161,24 @@ class SurfaceTools:
         self._describe = describe
 
     async def call(
-        self, name: str, arguments: Json, caller: Caller, selector: Selector | None = None, *, apps: bool = False
+        self,
+        name: str,
+        arguments: Json,
+        caller: Caller,
+        selector: Selector | None = None,
+        *,
+        session: str = "",
+        apps: bool = False,
     ) -> Json | None:
         """The result of a call; None if it is a call of another tool. Raises Failure for a mistake of the model.
 
         Tools for interfaces alone are found by clients that show interfaces (`apps`). `selector` is the model of a
-        client that can be asked. Without one there is no `select_tool`.
+        client that can be asked. Without one there is no `select_tool`. `session` is that of the call.
         """
         if caller.surface is None or not caller.surface.defers:
             return None
         if name == SELECT and selector is not None:
-            document, meta = await self._select(arguments, caller, selector)
+            document, meta = await self._select(arguments, caller, selector, session)
         elif name in DOCUMENTS:
             answers = {SEARCH: partial(self._search, apps=apps), LOAD: partial(self._load, apps=apps), READ: self._read}
             document, meta = await answers[name](arguments, caller)
@@ -216,12 +223,14 @@ class SurfaceTools:
         parts = ("name", "description", "inputSchema")
         return {"tools": [{part: one[part] for part in parts if part in one} for one in shown]}, {}
 
-    async def _select(self, arguments: Json, caller: Caller, selector: Selector) -> tuple[Json, Json]:
+    async def _select(self, arguments: Json, caller: Caller, selector: Selector, session: str) -> tuple[Json, Json]:
         """Choose a tool by the client's own model, and load it if the gate does not deny it."""
         request: Any = arguments.get("request")
         if not isinstance(request, str) or arguments.keys() != {"request"}:
             raise Failure("E3004", "send `request`, a text", resolution=_AS_LISTED)
-        made = await self._app.select(request[:_LONGEST_QUERY], caller=caller, selector=selector, door="mcp")
+        made = await self._app.select(
+            request[:_LONGEST_QUERY], caller=caller, selector=selector, session=session, door="mcp"
+        )
         verdict = made.verdict
         selection: Json = {
             "tool": None,

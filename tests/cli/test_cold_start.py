@@ -224,7 +224,7 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(once
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("health", 203), ("surface show", 224), ("tools select balance", 256),
+        ("health", 203), ("surface show", 224), ("tools select balance", 259),
     ],
 )  # fmt: skip
 def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(once: Once, words: str, most: int) -> None:

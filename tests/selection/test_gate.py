@@ -15,6 +15,8 @@ from interlock.call.capability import ToolGrant
 from interlock.call.context import Caller
 from interlock.contract.manifest import Approval
 from interlock.data.schema import Json
+from interlock.registry import quarantine
+from interlock.registry.retirement import deprecate, move
 from tests.support.calls import admit, code, use_policy
 from tests.support.capabilities import Where
 from tests.support.identities import did_of
@@ -266,3 +268,29 @@ async def test_what_a_session_has_spent_counts_for_its_selections_on_every_wire(
                 assert told["chosen"] == "bank.dear"
                 assert told["gate"]["answer"] == answer, (wire, session)
                 assert answer == "ALLOW" or told["gate"]["check"] == "cost"
+
+
+@pytest.mark.parametrize("how", ["quarantined", "retired"])
+async def test_a_tool_that_is_taken_away_while_a_model_chooses_it_is_denied(home: Path, how: str) -> None:
+    async with opened(home) as app:
+        await use_policy(app, PERMIT)
+        await admit(app, listed)
+        await app.catalog.forget()
+        version = await app.catalog.resolve("bank.listed")
+
+        async def meanwhile(_: str, __: Sequence[Json]) -> Json:
+            if how == "quarantined":
+                await app.journal.commit(quarantine.impose(version.row.digest, version.contract.ref, "c", "it lied"))
+                await app.gateway.quarantine.look()
+            else:
+                await app.journal.commit(deprecate("bank.listed", "1.0.0", by="ann"))
+                await app.journal.commit(move("bank.listed", "1.0.0", "sunset", by="ann"))
+                await app.catalog.forget()
+            return {"tool": "bank.listed", "parameters": COUNTED}
+
+        made = await app.select(REQUEST, selector=meanwhile, intent=False)
+        assert made.verdict is not None
+        assert (made.chosen, made.verdict.answer, made.verdict.check) == ("bank.listed", "DENY", "authorization")
+        result = await app.call("bank.listed", COUNTED, version="1.0.0")
+        assert result.error is not None
+        assert result.error.message == made.verdict.reason

@@ -20,7 +20,7 @@ from interlock.api.learning import Learning
 from interlock.api.narrowing import Narrowing
 from interlock.api.selection_gate import Gate, admit_model, parameter_faults
 from interlock.api.selection_records import answer_of, model_answer, selector_failed, store, sums, written
-from interlock.api.selection_results import Selection, SelectOptions, Unanswered
+from interlock.api.selection_results import AnsweredLater, Selection, SelectOptions
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS, WALKS
@@ -254,7 +254,7 @@ class Selections:
             choice = checked_choice(
                 answer, {one.tool: partial(parameter_faults, by_name[one.tool]) for one in candidates}
             )
-        except Unanswered:
+        except AnsweredLater:
             raise
         except Exception as error:  # noqa: BLE001 - a selection is on record, whatever its selector does
             failure = error if isinstance(error, Failure) else selector_failed(self._parts, error)

@@ -103,18 +103,21 @@ class Gate:
 
     async def _authorization(self, arguments: Json, door: str) -> Finding:
         try:
-            self._call = self._checked(arguments, door)
+            self._call = await self._checked(arguments, door)
             decision = await self._call.decide()
         except Failure as failure:
             return Finding("authorization", "DENY", failure.message)
         return Finding("authorization", _ANSWERS.get(decision.behavior, "REQUIRE_APPROVAL"), decision.reason)
 
-    def _checked(self, arguments: Json, door: str) -> CallCheck:
-        version, caller = self._version, self._caller
-        address, number = version.row.address, version.contract.version
+    async def _checked(self, arguments: Json, door: str) -> CallCheck:
+        parts, caller = self._parts, self._caller
+        address, number = self._version.row.address, self._version.contract.version
+        # While a model chose, the version may have been retired or put in quarantine.
+        version = await parts.catalog.resolve(address, number, caller.capability, caller)
+        parts.quarantine.check(version.row.digest, version.contract.ref, parts.clock.monotonic())
         request = Request(address, arguments, caller, version=number, session=self._session, task=self._task, door=door)
         filled = arguments_of(version.contract, arguments)
-        return self._parts.check_of(request, ToolFacts(version.contract, version.row.digest), filled)
+        return parts.check_of(request, ToolFacts(version.contract, version.row.digest), filled)
 
     @staticmethod
     def _token(call: CallCheck, transaction: Transaction) -> Finding | None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from interlock.selection.intent import Intent
 
 
-class Unanswered(Exception):  # noqa: N818 - a branch, not an error
+class AnsweredLater(Exception):  # noqa: N818 - a branch, not an error
     """Raised by a selector whose model answers in a later request: this selection ends without a record."""
 
 

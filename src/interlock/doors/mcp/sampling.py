@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
-from interlock.api.selection_results import Unanswered
+from interlock.api.selection_results import AnsweredLater
 from interlock.call.connector import Interaction
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
@@ -39,7 +39,7 @@ _WORDS: Final = (
 _FENCE: Final = expression(r"\A\s*```[a-z]*\n(.*)\n```\s*\Z", re.DOTALL)
 
 
-class Question(Unanswered):
+class Question(AnsweredLater):
     """A question to a client that takes it as the result of its request. `result` is that result."""
 
     def __init__(self, method: str, params: Json) -> None:

@@ -60,7 +60,7 @@ LOADED = (
     "interlock.doors.mcp.sdk", "interlock.doors.rest.api", "interlock.doors.jsonrpc", "interlock.http.connection",
     "interlock.audit.retention", "interlock.executors.confinement", "interlock.executors.isolated",
     "interlock.executors.remote", "interlock.store.administration", "interlock.store.at_rest",
-    "interlock.api.tool_listing", "jwt", "encodings.ascii", "encodings.idna",
+    "interlock.api.tool_listing", "interlock.gateway.caller_tokens", "jwt", "encodings.ascii", "encodings.idna",
     "interlock.settings", "interlock.privacy.configured", "interlock.store.shared_settings",
     "interlock.registry.source", "interlock.demo_tools", "interlock.executors.program",
     "interlock.executors.sandboxed_function", "interlock.executors.sandbox.confine",

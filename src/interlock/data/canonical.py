@@ -265,32 +265,19 @@ def parse(raw: bytes | str) -> Any:
         raise Failure("E3004", f"not valid JSON: {error.msg} at character {error.pos}") from None
 
 
-# `hashlib.sha256` looks the algorithm up for every hash, which takes longer than to hash a short input. A copy of a
-# hash that was made once needs no look-up.
-_HASH = hashlib.sha256()
-
-
-def sha256(content: bytes) -> bytes:
-    made = _HASH.copy()
-    made.update(content)
-    return made.digest()
-
-
-def digest_of(encoded: bytes) -> str:
-    """SHA-256 of a canonical form, in hex."""
-    made = _HASH.copy()
-    made.update(encoded)
-    return made.hexdigest()
+# `hashlib.sha256` looks the algorithm up for every hash, which takes longer than to hash a short input. Where each read
+# computes one, it is a copy of this, which needs no look-up.
+NO_HASH = hashlib.sha256()
 
 
 def digest(value: Any) -> str:
     """SHA-256 of the canonical form, in hex."""
-    return digest_of(plain_form(value) or interpreted(value))
+    return hashlib.sha256(plain_form(value) or interpreted(value)).hexdigest()
 
 
 def sealed_digest(*parts: str) -> bytes:
     """SHA-256 over length-delimited parts, so that no two different tuples share an encoding."""
-    return sha256(_delimited(parts))
+    return hashlib.sha256(_delimited(parts)).digest()
 
 
 def key_scope(
@@ -317,7 +304,7 @@ def key_scope(
     elif not key:
         by, key = ("input", given) if call is None else ("call", call)
         name = f"{name}#{by}"
-    return sha256(_delimited((tenant, caller, session, name, key)))
+    return hashlib.sha256(_delimited((tenant, caller, session, name, key))).digest()
 
 
 def derive_key(secret: bytes, *, session_id: str, tool_id: str, step_id: str, params: Any) -> str:

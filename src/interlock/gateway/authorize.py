@@ -141,7 +141,6 @@ class Authorizer:
 
     async def _decide(self, checked: Checked, caller: Caller) -> Decision:
         """Combine all decisions about the call. A deny is raised."""
-        self._judge.check_reach(checked, caller)
         call, decision = checked, await self._judge.decide(checked, caller)
         call.decision = decision
         if self._observer.audience:

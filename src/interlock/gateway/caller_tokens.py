@@ -39,7 +39,11 @@ class CallerTokens:
         recorded resources is visible only to tokens that are not bound to resources.
         """
         tool = checked.tool
-        bound = self.check_tool(tool, capability)
+        self._verifier.check(capability)
+        # The resources of a calling tool are no property of the token.
+        bound = None if capability.within is not None else self.covered.get((capability.digest, tool.digest))
+        if bound is None:
+            bound = self._cover(tool, capability)
         if not bound and not tool.writes:
             return
         more, contract, found = checked.more, tool.contract, None
@@ -63,19 +67,19 @@ class CallerTokens:
                 self._block(checked, failure, "token")
                 raise
 
-    def check_tool(self, tool: Prepared, capability: Capability) -> bool:
-        """Check that the token is valid now and covers the tool. Return whether it is bound to resources as well."""
+    def check_tool(self, tool: Prepared, capability: Capability) -> None:
+        """Check that the token is valid now and covers the tool, whatever the input is."""
         self._verifier.check(capability)
-        known = (capability.digest, tool.digest)
-        bound = self.covered.get(known)
-        if bound is None or capability.within is not None:
-            token_checks.check_tool(capability, tool.contract, self._environment)
-            bound = capability.bound
-            if capability.within is None:  # the resources of a calling tool are no property of the token
-                if len(self.covered) > _MOST_COVERED:
-                    self.covered.clear()
-                self.covered[known] = bound
-        return bound
+        self._cover(tool, capability)
+
+    def _cover(self, tool: Prepared, capability: Capability) -> bool:
+        """Check that the token covers the tool. Return whether it is bound to resources as well."""
+        token_checks.check_tool(capability, tool.contract, self._environment)
+        if capability.within is None:
+            if len(self.covered) > _MOST_COVERED:
+                self.covered.clear()
+            self.covered[capability.digest, tool.digest] = capability.bound
+        return capability.bound
 
     def check_paths(self, checked: Checked) -> None:
         """Check that the permissions of the tool allow the paths in the input."""

@@ -28,7 +28,7 @@ from interlock.call.results import Result
 from interlock.core.clock import Clock, new_ids
 from interlock.core.record import dataclass
 from interlock.data.bounds import LONGEST_NUMBER, SMALL_INPUT, long_number, size_of
-from interlock.data.canonical import canonical, digest_of
+from interlock.data.canonical import NO_HASH, canonical
 from interlock.gateway.execution.tool_context import Contexts, left_nothing
 from interlock.gateway.open_call import trace_of
 from interlock.store import records
@@ -156,7 +156,9 @@ class FastPath:
             rest = records.rest_of_read(decision, tool, caller, request.door, request.native)
             if rest is None:
                 return None
-            read.input_hash = input_hash = digest_of(taken[0])
+            made = NO_HASH.copy()
+            made.update(taken[0])
+            read.input_hash = input_hash = made.hexdigest()
             read.id, read.trace_id = new_ids(now_ms, random_bytes(24))
             if request.trace_id is not None:
                 read.trace_id, read.span = trace_of(request.trace_id, read.trace_id)

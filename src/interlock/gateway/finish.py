@@ -67,7 +67,8 @@ class Finisher:
         if call.more.source == "replay":
             return await self._replays.close(verified)
         redacted = call.more.redacted
-        large = tool.max_inline is not None and is_longer(verified.encoded, tool.max_inline)
+        most, encoded = tool.max_inline, verified.encoded
+        large = most is not None and len(encoded) > most and is_longer(encoded, most)
         persistence = persistence_of(verified, redacted=bool(redacted)) if large or redacted else INLINE
         metadata = self._metadata.of(call)
         now_ms = self._clock.now_ms()

@@ -60,16 +60,20 @@ class Judge:
 
         return CallerTokens(self._verifier, self._redaction, self._environment)
 
-    def check_reach(self, checked: Checked, caller: Caller) -> None:
-        """Check that the caller's token covers the call, and that the tool may use the paths in its input."""
-        if caller.capability is not None:
-            self.tokens.check(checked, caller.capability)
-        if checked.tool.confined:
-            self.tokens.check_paths(checked)
+    async def decide(self, checked: Checked, caller: Caller, *, whole: bool = True) -> Decision:
+        """Check that the caller's token covers the call, and that the tool may use the paths in its input. Return the
+        strictest of the decisions about the call; nothing comes of it yet.
 
-    async def decide(self, checked: Checked, caller: Caller) -> Decision:
-        """Return the strictest of the decisions about the call. Nothing comes of it yet."""
+        If its input is not `whole`, nothing is said about the resources and paths in it.
+        """
         requested = checked
+        if caller.capability is not None:
+            if whole:
+                self.tokens.check(checked, caller.capability)
+            else:
+                self.tokens.check_tool(requested.tool, caller.capability)
+        if whole and requested.tool.confined:
+            self.tokens.check_paths(checked)
         call, tool = requested, requested.tool
         decision = None
         if call.decision is None:  # otherwise time may have passed since the call began
@@ -143,11 +147,7 @@ class CallCheck:
 
     async def decide(self) -> Decision:
         """Return the decision about the call, which may be a deny."""
-        if self._whole:
-            self._judge.check_reach(self._call, self._caller)
-        elif self._caller.capability is not None:
-            self._judge.tokens.check_tool(self._call.tool, self._caller.capability)
-        return await self._judge.decide(self._call, self._caller)
+        return await self._judge.decide(self._call, self._caller, whole=self._whole)
 
     def token(self, transaction: Transaction) -> None:
         """Check that the token of the caller has a use left."""

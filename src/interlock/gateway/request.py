@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.call.phases import Call, Request, Requested
@@ -19,7 +20,7 @@ from interlock.data.bounds import (
     check_values,
     size_of,
 )
-from interlock.data.canonical import canonical, digest_of, plain_form, private_copy
+from interlock.data.canonical import canonical, plain_form, private_copy
 from interlock.data.schema import Json
 from interlock.gateway import idempotency
 from interlock.gateway.observe import Observer
@@ -100,7 +101,7 @@ class Requests:
             call.request = request = replace(request, arguments=given)
             call.model_input = model_input
         else:
-            call.model_input, call.input_hash = model_input, digest_of(model_input)
+            call.model_input, call.input_hash = model_input, sha256(model_input).hexdigest()
             if len(model_input) > LONGEST_NUMBER:
                 check_values(model_input, self._most_values)
         try:
@@ -135,7 +136,7 @@ class Requests:
         call.extend().hidden = tuple(stored["hidden"])
         call.request = replace(call.request, session=stored.get("session", ""))
         call.model_input = canonical(stored["arguments"])
-        call.input_hash = digest_of(call.model_input)
+        call.input_hash = sha256(call.model_input).hexdigest()
         return (await self._catalog.exact(stored["tool"], stored["version"], caller)).prepared
 
     def _select(self, call: Call, tool: Prepared) -> Requested:
@@ -201,7 +202,7 @@ def _copy_input(arguments: Json, most_values: int) -> tuple[Json, bytes, str]:
         raise Failure("E3004", "the arguments were changed while they were read") from None
     model_input = canonical(given)
     check_values(model_input, most_values)
-    return given, model_input, digest_of(model_input)
+    return given, model_input, sha256(model_input).hexdigest()
 
 
 def _with_short_names(request: Request) -> Request:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from interlock.data.canonical import sha256
+from interlock.data.canonical import NO_HASH
 from interlock.store.connection import Rows, SqliteConnection
 from interlock.store.last_head import GENESIS, HEAD, PURGED_HEAD
 from interlock.store.port import Changed, EarlyRow, EndedCall
@@ -90,7 +90,9 @@ class Transaction(Rows):
     def append(self, kind: str, call: str, body: bytes) -> None:
         """Add a record to the chain. The body is canonical JSON and says kind and call itself."""
         self._seq = seq = self._seq + 1
-        self._head = head = sha256(self._head + seq.to_bytes(8, "big") + body)
+        made = NO_HASH.copy()
+        made.update(self._head + seq.to_bytes(8, "big") + body)
+        self._head = head = made.digest()
         self.rows.append((seq, kind, call, body, head))
 
     def close(self, ended: EndedCall, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Releases of this program, from the history of the repository: the newest tag, or the commit that RELEASE names."""
+"""The releases of this program, from the history of the repository."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from typing import NamedTuple
 from tests.needs import missing
 
 ROOT = Path(__file__).parents[2]
-# What a release is tagged with, such as v0.1.0 (docs/explanation/test-tiers.md).
-TAGS = "v[0-9]*"
-# A commit to take in place of the newest tag.
+# Each release, oldest first: its tag and its commit. A clone may lack tags, so the commits are listed here
+# (docs/explanation/test-tiers.md says how a release is made).
+RELEASES = {
+    "v0.1.0rc1": "c9440e49bacad18210be4dc260aecbc69449c7aa",
+}
+# A commit to take in place of the newest release.
 CHOSEN = "INTERLOCK_TEST_RELEASE"
 
 # Modules of this program may be loaded already, so that the other one gets an interpreter of its own.
@@ -36,12 +39,12 @@ class Release(NamedTuple):
     schema: str
 
 
-def newest(place: Path) -> Release | None:
-    """The newest release before this program, unpacked to a directory; None while nothing was released."""
-    name = os.environ.get(CHOSEN) or _git("describe", "--tags", "--abbrev=0", "--match", TAGS).decode().strip()
-    if not name:
-        return None
-    source = unpack(name, place)
+def newest(place: Path) -> Release:
+    """The newest release, unpacked to a directory."""
+    name, commit = [*RELEASES.items()][-1]
+    if chosen := os.environ.get(CHOSEN):
+        name = commit = chosen
+    source = unpack(commit, place)
     found = re.search(
         r'^SCHEMA_HEAD = "(\d+)"', (source / "interlock/store/schema_version.py").read_text(), re.MULTILINE
     )
@@ -57,6 +60,13 @@ def unpack(commit: str, place: Path) -> Path:
     with tarfile.open(fileobj=BytesIO(packed)) as archive:
         archive.extractall(place, filter="data")
     return place / "src"
+
+
+def tags() -> dict[str, str]:
+    """The commits of the tags of releases that this clone has."""
+    listed = _git("for-each-ref", "--format=%(refname:short) %(*objectname) %(objectname)", "refs/tags/v[0-9]*")
+    # An annotated tag is an object of its own, so the commit that it is for comes first.
+    return {words[0]: words[1] for words in (line.split() for line in listed.decode().splitlines())}
 
 
 def _git(*words: str) -> bytes:

@@ -194,6 +194,36 @@ def _is_named(node: ast.expr, name: str) -> bool:
     return text == name or text.endswith(f".{name}")
 
 
+# Rights are checked in `api`. These others check them too.
+CHECKS_RIGHTS = {
+    "authority.tokens": "a program issues and revokes tokens at this part without the operations of `api`",
+    "gateway.reconcile": "a program settles calls at this part without the operations of `api`",
+    "registry.quarantine": "only a person lifts a quarantine, whichever way the request came",
+    "telemetry.trace": "spans of a call are filtered where they are stored",
+    "upstreams.manager": "a program adds upstreams at this part without the operations of `api`",
+    "cli.audit": "asks a server only for what it will answer",
+    "cli.budgets": "asks a server only for what it will answer",
+    "cli.call_details": "asks a server only for what it will answer",
+}
+
+
+def checks_of_rights() -> set[str]:
+    """The modules in which a scope of ours is required of a caller, or looked for."""
+    checking = [name for name, one in modules().items() if any(map(_is_check, ast.walk(one.tree)))]
+    return {name.removeprefix(f"{PACKAGE}.") for name in checking}
+
+
+def _is_check(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return called in ("require", "require_here", "governs")
+    if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.In | ast.NotIn):
+        return False
+    left = node.left
+    named = left.id.isupper() if isinstance(left, ast.Name) else ":" in str(getattr(left, "value", ""))
+    return named and ast.unparse(node.comparators[0]).endswith(("scopes", "scopes()"))
+
+
 def fan_out() -> dict[str, int]:
     """Return how many of our modules each module imports, the largest number first."""
     counted = {name: len(imports(one, lazily=True)) for name, one in modules().items()}

@@ -85,6 +85,12 @@ def test_no_module_compares_with_the_name_of_a_row():
     assert house.comparisons_with("execution.kind", EXECUTORS) == []
 
 
+def test_rights_are_checked_in_the_api():
+    """An endpoint or a command that checks a right of its own is a second rule, which the others do not have."""
+    checking = {name for name in house.checks_of_rights() if not name.startswith("api.")}
+    assert checking == house.CHECKS_RIGHTS.keys()
+
+
 def test_no_module_imports_itself_through_others():
     """Not by imports inside functions either, nor by types that only the type checker sees."""
     assert house.cycles(typed=True) == []

@@ -16,6 +16,7 @@ from interlock.store.node_files import differences
 if TYPE_CHECKING:
     from interlock.api.dependencies import Condition, Dependencies
     from interlock.api.parts import Parts
+    from interlock.call.context import Caller
     from interlock.data.schema import Json
 
 READY_WITHIN_S = 2.0
@@ -48,6 +49,11 @@ class Health:
     def alive(self) -> tuple[int, Json]:
         """The HTTP status and the document that say that the process is there."""
         return 200, {"status": "healthy", "version": __version__}
+
+    def check_watcher(self, by: Caller) -> None:
+        """Refuse (E3206) a caller who may not see the metrics and the names of upstreams."""
+        if not by.governs("metrics:read"):
+            raise Failure("E3206", "reading metrics needs the scope `metrics:read`, in the tenant `local`")
 
     async def readiness(self, *, names: bool = False) -> tuple[int, Json]:
         """The HTTP status and the document that say whether calls can be served.

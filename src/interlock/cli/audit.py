@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import at_server, over_home, refuse_token, require, without_home
+from interlock.cli.command import at_server, over_home, refuse_token, without_home
 from interlock.cli.output import Output
 from interlock.cli.viewer import Local, Remote, Viewer, with_names
 
@@ -193,7 +193,6 @@ async def export(app: Interlock, out: Output, /, target: Path | None, replace: b
     """
     from interlock.api.audit import Audit
 
-    require(app.caller, "audit:read", "reading the audit journal")
     if target is not None and not replace:
         _refuse_taken(target)
     journal = Audit(app)
@@ -374,13 +373,8 @@ async def explain(app: Interlock, out: Output, /, call_id: str) -> int:
     interlock audit explain 01JCXK2M4Q8Z
     """
     from interlock.api.audit import Audit
-    from interlock.api.history import find
 
-    by = app.caller
-    if "audit:read" not in by.scopes:  # within a tenant the scope is enough; to govern the home is not asked
-        require(by, "audit:read", "reading the audit journal")
-    history = await find(app.journal, call_id, by, lambda ticket: ticket.opened(app.box))
-    await Audit(app).note("explain", {"subject": history.call}, by=by, door="cli")
+    history = await Audit(app).explain(call_id, by=app.caller, door="cli")
     return _answer_story(out, await Local.of(app), history)
 
 

@@ -349,13 +349,6 @@ def _leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def require(caller: Caller, scope: str, what: str) -> None:
-    """Refuse (E3206) an operation on the data directory if the caller does not hold its scope."""
-    from interlock.api.rights import require_here
-
-    require_here(caller, scope, what)
-
-
 def refuse_token(what: str) -> None:
     """Refuse (E3206) an operation that only the owner of the data directory may do, if a token is set."""
     if held_token() is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from interlock.cli.command import at_rest, local_only, over_home, require
+from interlock.cli.command import at_rest, local_only, over_home
 from interlock.cli.output import Output
 from interlock.cli.values import parse_span
 
@@ -72,11 +72,10 @@ async def set_(app: Interlock, out: Output, /, name: str, value: str, slot: str,
     interlock secrets set github/token
     pass show github | interlock secrets set github/token - --expires 30d
     """
+    from interlock.api.credentials import Credentials
     from interlock.core.clock import iso
 
-    require(app.caller, "secrets:admin", "storing a credential")
-    expires_ms = None if lifetime_ms is None else app.clock.now_ms() + lifetime_ms
-    await app.secrets.set(name, value, by=app.caller.acting, slot=slot, expires_ms=expires_ms)
+    expires_ms = await Credentials(app).store(name, value, by=app.caller, slot=slot, lifetime_ms=lifetime_ms)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
@@ -105,8 +104,9 @@ def _list_at_rest(reader: Reader, out: Output, /) -> int | None:
 @over_home
 async def list_(app: Interlock, out: Output, /) -> int:
     """Which credentials there are: name, slot, age and expiry, never a value."""
-    require(app.caller, "secrets:admin", "listing credentials")
-    return _answer_list(out, await app.secrets.names(), app.clock.now_ms())
+    from interlock.api.credentials import Credentials
+
+    return _answer_list(out, await Credentials(app).list(by=app.caller), app.clock.now_ms())
 
 
 def _answer_list(out: Output, stored: Sequence[StoredCredential | CredentialEntry], now_ms: int) -> int:
@@ -158,8 +158,9 @@ def _words(ms: int) -> str:
 @over_home
 async def remove(app: Interlock, out: Output, /, name: str, slot: str | None) -> int:
     """Forget a credential. Calls that hold it now keep it until they end."""
-    require(app.caller, "secrets:admin", "removing a credential")
-    count = await app.secrets.remove(name, by=app.caller.acting, slot=slot)
+    from interlock.api.credentials import Credentials
+
+    count = await Credentials(app).remove(name, by=app.caller, slot=slot)
 
     out.done({"name": name, "removed": count}, f"{name} is forgotten", right=f"{count} slot{'' if count == 1 else 's'}")
     return 0
@@ -176,10 +177,9 @@ async def rotate_key(app: Interlock, out: Output, /) -> int:
 
     Interrupted, it loses nothing; run it again to finish.
     """
-    require(app.caller, "secrets:admin", "changing the key")
-    others = None if app.home.near else app.home.others
-    left = await app.secrets.rotate_key(by=app.caller.acting, others=others)
-    sealed = len(await app.secrets.names()) - len(left)
+    from interlock.api.credentials import Credentials
+
+    sealed, left = await Credentials(app).rotate_key(by=app.caller)
 
     def show(page: Page) -> None:
         from interlock.cli.render import BAD, GOOD

@@ -33,6 +33,8 @@ class Documents:
 
     def __init__(self, server: HttpServer) -> None:
         self.stored: dict[str, tuple[int, str]] = {"trial": (1, "before")}
+        # The ETags of versions that have one of their own form.
+        self.tags: dict[int, str] = {}
         self.demands = False
         # The answers to the next writes are lost, after they were made.
         self.losing = 0
@@ -52,7 +54,7 @@ class Documents:
             return Answer(428, b'{"why": "say which version"}')
         if (wanted == "*" and found is None) or (absent == "*" and found is not None):
             return Answer(412)
-        if wanted not in (None, "*", None if found is None else f'"v{found[0]}"'):
+        if wanted not in (None, "*", None if found is None else self.tag(found[0])):
             return Answer(412, b'{"why": "it is another"}')
         self.stored[name] = (1 if found is None else found[0] + 1, orjson.loads(got.body)["text"])
         if self.losing:
@@ -62,7 +64,10 @@ class Documents:
 
     def _shown(self, name: str) -> Answer:
         version, text = self.stored[name]
-        return Answer(body=orjson.dumps({"text": text}), headers={"etag": f'"v{version}"'})
+        return Answer(body=orjson.dumps({"text": text}), headers={"etag": self.tag(version)})
+
+    def tag(self, version: int) -> str:
+        return self.tags.get(version, f'"v{version}"')
 
 
 def _configured(url: str, how: str) -> Json:
@@ -132,11 +137,16 @@ async def shelf(home: Path, how: str = "described", **more: Any) -> AsyncGenerat
         yield app, documents
 
 
-async def _version(app: Interlock, name: str) -> str:
-    """The version of a document as a caller reads it."""
+async def _told(app: Interlock, name: str) -> str | None:
+    """The version of a document as a caller reads it; None if it has none."""
     result = await app.call("shelf.read", id=name)
-    version = result.envelope()["provenance"]["dataVersion"]
-    assert isinstance(version, str), result.error
+    assert result.ok, result.error
+    return result.envelope()["provenance"]["dataVersion"]
+
+
+async def _version(app: Interlock, name: str) -> str:
+    version = await _told(app, name)
+    assert isinstance(version, str)
     return version
 
 
@@ -174,6 +184,61 @@ async def test_a_write_is_for_the_version_that_was_read_and_the_service_compares
         assert await write("fourth", "6") is None, "whoever states nothing is asked nothing"
         assert documents.stored["plan"] == (10, "fourth")
         assert orjson.loads(documents.writes[-1].body).keys() == {"text"}, "the version is no part of the body"
+
+
+@PROVES
+@pytest.mark.parametrize(
+    ("tag", "told"),
+    [
+        ('"v7"', "v7"),
+        ('W/"v7"', 'W/"v7"'),
+        ('"7"', "7"),
+        ('"*"', '"*"'),
+        ('W/"*"', 'W/"*"'),
+        ('""', '""'),
+        ('W/""', 'W/""'),
+        ('"W/v7"', '"W/v7"'),
+        ('"v7-gzip\';,<>"', "v7-gzip';,<>"),
+        ('"' + 250 * "x" + '"', 250 * "x"),
+        ('W/"' + 250 * "x" + '"', 'W/"' + 250 * "x" + '"'),
+    ],
+)
+async def test_an_entity_tag_is_sent_back_as_the_service_gave_it(tmp_path: Path, tag: str, told: str) -> None:
+    """The service compares character by character, and a tag that looks like a wildcard is none."""
+    async with shelf(tmp_path) as (app, documents):
+        documents.tags[7] = tag
+
+        async def write(key: str) -> str | None:
+            result = await app.call("shelf.write", {"id": "plan", "text": key, "seen": told}, key=key)
+            return None if result.error is None else result.error.row.error_code.value
+
+        documents.stored["plan"] = (7, "first")
+        assert await _told(app, "plan") == told
+        assert await write("second") is None
+        assert documents.writes[-1].headers["if-match"] == tag
+        assert documents.stored["plan"] == (8, "second")
+        assert await write("third") == "CONFLICT"
+        assert documents.stored["plan"] == (8, "second")
+
+
+@PROVES
+@pytest.mark.parametrize("tag", ["*", "v7", "W/v7"])
+async def test_a_tag_without_its_quotes_gets_them(tmp_path: Path, tag: str) -> None:
+    async with shelf(tmp_path) as (app, documents):
+        documents.tags[7] = tag
+        documents.stored["plan"] = (7, "first")
+        seen = await _version(app, "plan")
+        await app.call("shelf.write", {"id": "plan", "text": "second", "seen": seen}, key="1")
+        assert documents.writes[-1].headers["if-match"] == f'"{tag}"'
+
+
+@PROVES
+@pytest.mark.parametrize("tag", ['"a b"', '"é"', '"v7', '"v7", "v8"', 'w/"v7"', '"' + 251 * "x" + '"'])
+async def test_a_tag_that_no_write_could_send_back_is_not_told_as_a_version(tmp_path: Path, tag: str) -> None:
+    async with shelf(tmp_path) as (app, documents):
+        documents.tags[7] = tag
+        documents.stored["plan"] = (7, "first")
+        assert await _told(app, "plan") is None
 
 
 @PROVES
@@ -289,7 +354,7 @@ async def test_an_overlay_can_demand_a_version_of_every_write(tmp_path: Path) ->
 
 async def test_what_no_read_could_have_returned_is_not_sent(tmp_path: Path) -> None:
     async with shelf(tmp_path) as (app, documents):
-        for number, seen in enumerate(("a b", 'a"b', "a\r\nx: y", "é", '""')):
+        for number, seen in enumerate(("a b", 'a"b', "a\r\nx: y", "é", " ", '"v7', 'W/"v 7"', '"v7","v8"')):
             refused = await app.call("shelf.write", {"id": "trial", "text": "a", "seen": seen}, key=f"k{number}")
             assert code(refused) == "E3308", seen
         assert documents.writes == []

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from interlock.call.artifacts import File
+from interlock.call.conditional import version_of
 from interlock.call.connector import RemoteCall
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
@@ -49,7 +50,7 @@ class Answers:
             raise self._refusal(response, wire.excerpt(beginning.decode(errors="replace"), call), sent)
         body = await self._expanded(response, self._intake.max_bytes)
         if isinstance(call, RemoteCall) and (tag := response.headers.get("etag")):
-            call.provenance["data_version"] = tag.removeprefix("W/").strip('"')
+            call.provenance["data_version"] = version_of(tag)
         kind = response.headers.get("content-type", "")
         media = kind.partition(";")[0].strip().lower()
         mode = _mode(call, response.status)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pydantic
 
+from interlock.call.conditional import is_conditional
 from interlock.call.connector import Definition, RemoteCall
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
@@ -141,7 +142,7 @@ async def with_contents(call: RemoteCall, read_file: Callable[[str], Awaitable[b
 
 def is_repeatable(call: RemoteCall) -> bool:
     """Whether a key makes it harmless to send the request of a call again after its answer was lost."""
-    return not (call.writes and conditions.is_conditional(call))
+    return not (call.writes and is_conditional(call.native, call.arguments))
 
 
 def request_of(name: str, call: RemoteCall, endpoint: str) -> Request:

@@ -29,40 +29,59 @@ DOCUMENT: Json = {"type": "object", "properties": {"text": {"type": "string"}}, 
 
 
 class Documents:
-    """A service with documents, their ETags, and the rules of RFC 9110 on them."""
+    """A service with documents, their ETags, and the rules of RFC 9110 on them.
+
+    A document that is taken away (DELETE) is again what it was before its last change.
+    """
 
     def __init__(self, server: HttpServer) -> None:
         self.stored: dict[str, tuple[int, str]] = {"trial": (1, "before")}
+        self.earlier: dict[str, str | None] = {}
         # The ETags of versions that have one of their own form.
         self.tags: dict[int, str] = {}
         self.demands = False
+        # The answers to a read of what is not there, and to a write for a version of it.
+        self.unread, self.unwritten = 404, 412
         # The answers to the next writes are lost, after they were made.
         self.losing = 0
         self.writes: list[Got] = []
+        self.server = server
         server.otherwise = self.answer
 
     def answer(self, got: Got) -> Answer:
         name = got.path.rpartition("/")[2]
         found = self.stored.get(name)
         if got.method == "GET":
-            return Answer(404, b'{"why": "there is none"}') if found is None else self._shown(name)
-        if got.method != "PUT":
+            return Answer(self.unread, b'{"why": "there is none"}') if found is None else self._shown(name)
+        if got.method not in ("PUT", "DELETE"):
             return Answer()
         self.writes.append(got)
         wanted, absent = got.headers.get("if-match"), got.headers.get("if-none-match")
         if self.demands and wanted is None and absent is None:
             return Answer(428, b'{"why": "say which version"}')
-        if (wanted == "*" and found is None) or (absent == "*" and found is not None):
+        if wanted is not None and found is None:
+            return Answer(self.unwritten, b'{"why": "there is none"}')
+        if absent == "*" and found is not None:
             return Answer(412)
-        if wanted not in (None, "*", None if found is None else self.tag(found[0])):
+        if found is not None and wanted not in (None, "*", self.tag(found[0])):
             return Answer(412, b'{"why": "it is another"}')
-        self.stored[name] = (1 if found is None else found[0] + 1, orjson.loads(got.body)["text"])
+        self._change(name, orjson.loads(got.body)["text"] if got.method == "PUT" else self.earlier.get(name))
         if self.losing:
             self.losing -= 1
             return Answer(status=0)
         return self._shown(name)
 
+    def _change(self, name: str, text: str | None) -> None:
+        found = self.stored.get(name)
+        self.earlier[name] = None if found is None else found[1]
+        if text is None:
+            self.stored.pop(name, None)
+        else:
+            self.stored[name] = (1 if found is None else found[0] + 1, text)
+
     def _shown(self, name: str) -> Answer:
+        if name not in self.stored:
+            return Answer(body=orjson.dumps({"text": "it is gone"}))
         version, text = self.stored[name]
         return Answer(body=orjson.dumps({"text": text}), headers={"etag": self.tag(version)})
 
@@ -79,6 +98,7 @@ def _configured(url: str, how: str) -> Json:
         tools: list[Json] = [
             {"name": "read", "method": "GET", "description": "A document of the shelf.", "input_schema": taken},
             {"name": "write", "method": "PUT", "description": "Write a document.", "input_schema": given},
+            {"name": "remove", "method": "DELETE", "description": "Take a document away.", "input_schema": taken},
         ]
         return {"urls": [url], "allow_private": True, "tools": [{**common, **one} for one in tools]}
     ok: Json = {"200": {"description": "it", "content": {"application/json": {"schema": DOCUMENT}}}}
@@ -94,6 +114,9 @@ def _configured(url: str, how: str) -> Json:
             "parameters": [place, header] if how == "openapi with the header" else [place],
             "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         },
+        "delete": {
+            "operationId": "remove", "summary": "Take a document away.", "parameters": [place], "responses": ok,
+        },
     }  # fmt: skip
     document: Json = {
         "openapi": "3.1.0",
@@ -103,8 +126,13 @@ def _configured(url: str, how: str) -> Json:
     return {"urls": [url], "allow_private": True, "openapi": document}
 
 
-# A recipe for undoing would read what is not there before the write is sent.
+# Without a recipe for undoing, nothing is read before the write is sent.
 IRREVERSIBLE: Json = {"mutation_class": "write_irreversible", "undo": None}
+# The undo restores what was there before, and needs no image of it.
+RESTORED: Json = {
+    "before": {"tool": "read", "arguments": {"id": "/input/id"}}, "tool": "remove", "arguments": {"id": "/input/id"},
+    "example": {"id": "trial", "text": "a trial"},
+}  # fmt: skip
 HOW = ["described", "openapi", "openapi with the header"]
 
 
@@ -117,7 +145,9 @@ def _overlay(argument: str = "seen", **more: Any) -> Json:
             "arguments": {"id": "/input/id", "text": "/before/text"}, "example": {"id": "trial", "text": "a trial"},
         },
     }  # fmt: skip
-    return {"tools": {"read": {"mutation_class": "read_only"}, "write": {**write, **more}}}
+    remove: Json = {**write, "if_match": {"argument": "seen", "read_by": "read"}}
+    remove["undo"] = {**write["undo"], "example": {"id": "trial"}}
+    return {"tools": {"read": {"mutation_class": "read_only"}, "write": {**write, **more}, "remove": remove}}
 
 
 async def _added(app: Interlock, url: str, how: str = "described", **more: Any) -> None:
@@ -125,7 +155,7 @@ async def _added(app: Interlock, url: str, how: str = "described", **more: Any) 
     report = await app.upstreams.add(
         "shelf", "http", _configured(url, how), by=app.caller, overlay=_overlay(argument, **more)
     )
-    assert [one.state for one in report.tools] == ["admitted", "admitted"], report.tools
+    assert [one.state for one in report.tools] == ["admitted"] * 3, report.tools
 
 
 @asynccontextmanager
@@ -255,6 +285,135 @@ async def test_what_must_be_there_and_is_not_is_a_failed_precondition(tmp_path: 
 
 
 @PROVES
+@pytest.mark.parametrize("status", [404, 410])
+@pytest.mark.parametrize("how", HOW)
+async def test_a_reversible_write_of_what_is_gone_ends_by_the_version_that_it_states(
+    tmp_path: Path, how: str, status: int
+) -> None:
+    """Its undo reads what is there first, and finds nothing."""
+    seen = "If-Match" if how == "openapi with the header" else "seen"
+    async with shelf(tmp_path, how) as (app, documents):
+        documents.unread = status
+        documents.stored["plan"] = (7, "first")
+        given: Json = {"id": "plan", "text": "second", seen: await _version(app, "plan")}
+        del documents.stored["plan"]
+
+        async def write(key: str, **stated: str) -> str:
+            result = await app.call("shelf.write", {**given, **stated}, key=key)
+            assert result.error is not None
+            (closed, *_) = records(app, result.invocation_id)
+            assert not records(app, result.invocation_id, kind="mutation")
+            assert result.error.details is not None
+            assert result.error.details["status"] == status
+            return f"{result.error.code} {closed['outcome']}"
+
+        assert await write("1") == "E3410 released"
+        assert await write("2", **{seen: "*"}) == "E3411 released"
+        assert await write("3", **{seen: ""}) == "E3411 released", "its undo could not remove what it created"
+        del given[seen]
+        assert await write("4") == "E3401 done", "whoever states nothing has no condition that fails"
+        assert (documents.writes, documents.stored.get("plan")) == ([], None)
+        documents.stored["plan"] = (7, "first")
+        again = await app.call("shelf.write", {**given, seen: "v7"}, key="1")
+        assert again.ok, "a refused call has not used its key up"
+
+
+@PROVES
+async def test_what_must_not_exist_yet_is_created_where_the_undo_can_remove_it(tmp_path: Path) -> None:
+    async with shelf(tmp_path, undo=RESTORED) as (app, documents):
+        given: Json = {"id": "plan", "text": "first", "seen": ""}
+        created = await app.call("shelf.write", given, key="1")
+        assert created.ok, created.error
+        assert documents.stored["plan"] == (1, "first")
+        assert (await app.undo(created.invocation_id, key="undo")).ok
+        assert "plan" not in documents.stored
+
+
+@PROVES
+async def test_a_creation_that_could_not_be_undone_says_so_and_is_not_made(tmp_path: Path) -> None:
+    async with shelf(tmp_path) as (app, documents):
+        refused = await app.call("shelf.write", {"id": "plan", "text": "first", "seen": ""}, key="1")
+        assert refused.error is not None
+        assert "there is nothing yet, as the call demands, but it could not be undone" in str(refused.error)
+        assert "write_irreversible" in refused.error.resolution
+        assert documents.writes == []
+
+
+@PROVES
+@pytest.mark.parametrize("status", [412, 404, 410])
+async def test_of_an_update_and_a_deletion_of_one_version_one_succeeds_and_the_other_conflicts(
+    tmp_path: Path, status: int
+) -> None:
+    """Both are reversible, so both read what is there first: the service compares what has happened since.
+
+    Services may answer 404 to a write for a version of what is not there, before they look at its conditions.
+    """
+    async with (
+        HttpServer.open() as server,
+        Interlock.open(tmp_path / "one", housekeeping=False) as one,
+        Interlock.open(tmp_path / "two", housekeeping=False) as two,
+    ):
+        documents = Documents(server)
+        for app in (one, two):
+            await _added(app, server.url)
+        documents.unwritten = status
+        met: set[str] = set()
+
+        async def race(number: int) -> None:
+            name = f"d{number}"
+            documents.stored[name] = (7, "before")
+            seen = await _version(one, name)
+            given: Json = {"id": name, "seen": seen}
+            calls = {
+                "update": one.call("shelf.write", {**given, "text": "A"}, key=name),
+                "deletion": two.call("shelf.remove", given, key=name),
+            }
+            # Started in turn, so that each of them is ahead in some rounds.
+            order = list(calls) if number % 2 else [*reversed(calls)]
+            results = await asyncio.gather(*(calls[which] for which in order))
+            ended = {
+                which: "success" if result.error is None else result.error.row.error_code.value
+                for which, result in zip(order, results, strict=True)
+            }
+            assert sorted(ended.values()) == ["CONFLICT", "success"], ended
+            left = documents.stored.get(name)
+            assert left == ((8, "A") if ended["update"] == "success" else None)
+            met.add("A" if left else "gone")
+
+        for start in range(0, ROUNDS, AT_ONCE):
+            await asyncio.gather(*(race(number) for number in range(start, start + AT_ONCE)))
+        assert met == {"A", "gone"}
+
+
+@PROVES
+@pytest.mark.parametrize("status", [404, 410])
+async def test_a_write_that_finds_nothing_ends_by_the_version_that_it_states(tmp_path: Path, status: int) -> None:
+    async with shelf(tmp_path) as (app, documents):
+        documents.unwritten = status
+
+        async def lost(key: str, seen: str) -> str | None:
+            """Write what is taken away between the reading of what is there and the write itself."""
+            documents.stored["plan"] = (7, "first")
+            asked = documents.answer
+
+            def answer(got: Got) -> Answer:
+                answered = asked(got)
+                if got.method == "GET":
+                    documents.stored.pop("plan", None)
+                return answered
+
+            documents.server.otherwise = answer
+            result = await app.call("shelf.write", {"id": "plan", "text": "second", "seen": seen}, key=key)
+            documents.server.otherwise = asked
+            return code(result)
+
+        assert await lost("1", "v7") == "E3410"
+        assert await lost("2", "*") == "E3411"
+        assert len(documents.writes) == 2
+        assert "plan" not in documents.stored
+
+
+@PROVES
 @pytest.mark.parametrize("apart", [True, False], ids=["two homes", "one home"])
 async def test_of_two_writers_of_one_version_one_succeeds_and_the_other_conflicts(tmp_path: Path, apart: bool) -> None:
     """Two homes share no lock: only the service can tell their writes apart."""
@@ -335,11 +494,12 @@ async def test_a_write_for_one_version_is_not_sent_again_after_its_answer_was_lo
 
 async def test_a_service_that_demands_a_version_says_so(tmp_path: Path) -> None:
     async with shelf(tmp_path) as (app, documents):
+        documents.stored["plan"] = (3, "before")
         documents.demands = True
-        refused = await app.call("shelf.write", {"id": "trial", "text": "a"}, key="1")
-        assert (code(refused), documents.stored["trial"]) == ("E3411", (3, "before"))
+        refused = await app.call("shelf.write", {"id": "plan", "text": "a"}, key="1")
+        assert (code(refused), documents.stored["plan"]) == ("E3411", (3, "before"))
         assert "only for a stated version" in str(refused.error)
-        assert (await app.call("shelf.write", {"id": "trial", "text": "a", "seen": "v3"}, key="1")).ok
+        assert (await app.call("shelf.write", {"id": "plan", "text": "a", "seen": "v3"}, key="1")).ok
 
 
 async def test_an_overlay_can_demand_a_version_of_every_write(tmp_path: Path) -> None:

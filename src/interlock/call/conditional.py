@@ -18,7 +18,7 @@ INVARIANT: no tag is told as one of these two, so a write for a version that was
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from interlock.core.expressions import expression
 from interlock.data.schema import Json
@@ -31,6 +31,11 @@ _OPAQUE = r"[\x21\x23-\x7e]"
 _TAG = expression(rf'(?:W/)?"{_OPAQUE}{{0,250}}"')
 _BARE = expression(rf"{_OPAQUE}{{1,250}}")
 _NAMED = expression(r"\{([A-Za-z_][\w.-]*)\}")
+
+# What a call demands to be there: one version, any version, or nothing.
+Demand = Literal["version", "any", "none"]
+# The statuses that say that nothing is there.
+ABSENT = (404, 410)
 
 
 def version_of(tag: str) -> str | None:
@@ -54,6 +59,16 @@ def tag_of(version: str) -> str | None:
 def _is_plain(opaque: str) -> bool:
     """Whether a tag can be told without its quotes, and be taken for nothing else."""
     return opaque not in ("", "*") and not opaque.startswith("W/")
+
+
+def demand_of(native: Json, arguments: Json) -> Demand | None:
+    """Return what a call demands of what it changes, however that is stated; None if nothing of this kind."""
+    for name, value in _stated(native, arguments):
+        if name == "if-match":
+            return "any" if value.strip() == "*" else "version"
+        if name == "if-none-match" and value.strip() == "*":
+            return "none"
+    return None
 
 
 def is_conditional(native: Json, arguments: Json) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import Field
 
-from interlock.call.conditional import NATIVE, PROTOCOLS, tag_of
+from interlock.call.conditional import ABSENT, NATIVE, PROTOCOLS, tag_of
 from interlock.call.connector import Definition, RemoteCall
 from interlock.contract.manifest import ManifestPart
 from interlock.core.errors import Failure
@@ -106,16 +106,20 @@ def header_of(call: RemoteCall) -> dict[str, str]:
 def refusal(status: int, sent: Mapping[str, str], name: str, details: Json) -> Failure | None:
     """Convert the answer of a service `name` that a condition of the request does not hold. None for other answers.
 
-    `sent` are the headers of the request. INVARIANT: what was refused in this way has not been done.
+    `sent` are the headers of the request. A service that finds nothing says so before it looks at conditions (RFC 9110,
+    13.2.1), and then there is no version either. INVARIANT: what was refused in this way has not been done.
     """
-    if status not in _UNMET:
+    stated = next((value.strip() for header, value in sent.items() if header.lower() == "if-match"), None)
+    gone = status in ABSENT and stated is not None
+    if status not in _UNMET and not gone:
         return None
-    stated = next((value for header, value in sent.items() if header.lower() == "if-match"), "*")
     details, ref = {**details, "preconditionFailed": True}, f"http:{status}"
-    if status == 412 and stated.strip() != "*":
-        words = f"what the call would change at `{name}` has another version than the one that was read"
-        return Failure("E3410", words, details=details, native_error_ref=ref)
     said = f": {details['body']}" if details.get("body") else ""
+    if status != 428 and stated not in (None, "*"):
+        words = f"what the call would change at `{name}` has another version than the one that was read"
+        if gone:
+            words = f"what the call would change is there no longer: `{name}` answered {status}{said}"
+        return Failure("E3410", words, details=details, native_error_ref=ref)
     words = f"`{name}` answered {status}, because a condition of the request does not hold{said}"
     if status == 428:
         words = f"`{name}` makes this change only for a stated version{said}"

@@ -42,6 +42,8 @@ class Documents:
         self.demands = False
         # The answers to a read of what is not there, and to a write for a version of it.
         self.unread, self.unwritten = 404, 412
+        # Whether the answer to a write tells the version that it has made.
+        self.tells = True
         # The answers to the next writes are lost, after they were made.
         self.losing = 0
         self.writes: list[Got] = []
@@ -69,7 +71,7 @@ class Documents:
         if self.losing:
             self.losing -= 1
             return Answer(status=0)
-        return self._shown(name)
+        return self._shown(name) if self.tells else replace(self._shown(name), headers={})
 
     def _change(self, name: str, text: str | None) -> None:
         found = self.stored.get(name)
@@ -474,6 +476,18 @@ async def test_every_door_tells_a_conflict_from_a_failed_precondition(tmp_path: 
                 assert documents.stored[door] == (7, "before")
                 assert await ask("3", "v7") is None, door
                 assert documents.stored[door] == (8, door)
+
+
+@PROVES
+async def test_the_version_before_a_write_is_not_told_as_that_of_its_result(tmp_path: Path) -> None:
+    """What is there first is read for the undo, and has a version of its own."""
+    async with shelf(tmp_path) as (app, documents):
+        documents.stored["plan"] = (7, "first")
+        told: list[str | None] = []
+        for documents.tells in (True, False):
+            result = await app.call("shelf.write", {"id": "plan", "text": "second"}, key=str(documents.tells))
+            told.append(result.envelope()["provenance"]["dataVersion"])
+        assert told == ["v8", None]
 
 
 @PROVES

@@ -109,7 +109,7 @@ class RemoteExecutor(Executor):
             arguments = recipes.fill(step, {"input": write.arguments})
             read = replace(
                 write, native=step.native, definition=step.implementation, arguments=arguments, writes=False, key=None,
-                faults=[], warnings=[],
+                reported={}, files=[], faults=[], warnings=[], provenance={},
             )  # fmt: skip
             before = await connector.call(read)
         except Failure as failure:

@@ -506,6 +506,57 @@ async def test_a_write_for_one_version_is_not_sent_again_after_its_answer_was_lo
         assert len(documents.writes) == 3
 
 
+@PROVES
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("safe", ["idempotent_by_key", "restart_safe"])
+async def test_the_outcome_of_a_write_for_one_version_is_unknown_after_its_answer_was_lost(
+    tmp_path: Path, how: str, safe: str
+) -> None:
+    """Sent again under its key it would be told that nothing was done, and its caller would do it a second time."""
+    seen = "If-Match" if how == "openapi with the header" else "seen"
+    async with shelf(tmp_path, how, **{safe: True}) as (app, documents):
+        documents.stored["plan"] = (7, "first")
+        given = {"id": "plan", "text": "second", seen: "v7"}
+        documents.losing = 1
+        assert code(await app.call("shelf.write", given, key="1")) == "E3502"
+        assert code(await app.call("shelf.write", given, key="1")) == "E3409"
+        assert (len(documents.writes), documents.stored["plan"]) == (1, (8, "second"))
+        # Without a version it may be sent again, as the operator has said.
+        del given[seen]
+        documents.losing = 10
+        assert code(await app.call("shelf.write", given, key="2")) == "E3502"
+        documents.losing = 0
+        assert (await app.call("shelf.write", given, key="2")).ok
+
+
+@PROVES
+async def test_a_time_that_a_write_states_is_a_version_too(tmp_path: Path) -> None:
+    """A hand-written operation sends If-Unmodified-Since."""
+    told, later = "Tue, 17 Nov 2026 10:00:00 GMT", "Tue, 17 Nov 2026 11:00:00 GMT"
+    since: Json = {"type": "string", "description": "When it was read.", "examples": [told]}
+    tool: Json = {
+        "name": "write", "method": "PUT", "description": "Write the one document.", "path": "/doc",
+        "headers": {"If-Unmodified-Since": "{since}"},
+        "input_schema": {"type": "object", "properties": {"text": TEXT, "since": since}, "required": ["text"]},
+        "output_schema": {"type": "object"},
+    }  # fmt: skip
+    stated: Json = {
+        "mutation_class": "write_reversible", "idempotent_by_key": True, "undo": {
+            "tool": "write", "arguments": {"text": {"value": "before"}}, "example": {"text": "a trial"},
+        },
+    }  # fmt: skip
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
+        config: Json = {"urls": [server.url], "tools": [tool], "allow_private": True}
+        report = await app.upstreams.add("one", "http", config, by=app.caller, overlay={"tools": {"write": stated}})
+        assert [one.state for one in report.tools] == ["admitted"], report.tools
+        server.got.clear()
+        server.otherwise = lambda got: Answer(412 if got.headers.get("if-unmodified-since") == told else 0)
+        assert code(await app.call("one.write", {"text": "a", "since": told}, key="1")) == "E3410"
+        assert code(await app.call("one.write", {"text": "a", "since": later}, key="2")) == "E3502"
+        assert code(await app.call("one.write", {"text": "a", "since": later}, key="2")) == "E3409"
+        assert len(server.got) == 2, "it is not sent again after its answer was lost"
+
+
 async def test_a_service_that_demands_a_version_says_so(tmp_path: Path) -> None:
     async with shelf(tmp_path) as (app, documents):
         documents.stored["plan"] = (3, "before")

@@ -17,7 +17,7 @@ INVARIANT: no tag is told as one of these two, so a write for a version that was
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from interlock.core.expressions import expression
@@ -25,7 +25,7 @@ from interlock.data.schema import Json
 
 NATIVE = "if_match"
 PROTOCOLS = ("http", "openapi")
-HEADERS = ("if-match", "if-none-match")
+HEADERS = ("if-match", "if-none-match", "if-unmodified-since")
 # The characters of an entity tag, as far as they are ASCII. Others might not come back as the bytes that they were.
 _OPAQUE = r"[\x21\x23-\x7e]"
 _TAG = expression(rf'(?:W/)?"{_OPAQUE}{{0,250}}"')
@@ -63,12 +63,19 @@ def _is_plain(opaque: str) -> bool:
 
 def demand_of(native: Json, arguments: Json) -> Demand | None:
     """Return what a call demands of what it changes, however that is stated; None if nothing of this kind."""
+    stated: dict[str, str] = {}
     for name, value in _stated(native, arguments):
-        if name == "if-match":
-            return "any" if value.strip() == "*" else "version"
-        if name == "if-none-match" and value.strip() == "*":
-            return "none"
-    return None
+        stated.setdefault(name, value.strip())
+    if (version := version_in(stated)) is not None:
+        return "any" if version == "*" else "version"
+    return "none" if stated.get("if-none-match") == "*" else None
+
+
+def version_in(headers: Mapping[str, str]) -> str | None:
+    """Return the version that the headers of a request state: a tag, `*`, or a time. None if they state none."""
+    found = {name.lower(): value.strip() for name, value in headers.items()}
+    # A time is not looked at beside a tag (RFC 9110, 13.1.4).
+    return found.get("if-match", found.get("if-unmodified-since"))
 
 
 def is_conditional(native: Json, arguments: Json) -> bool:
@@ -80,13 +87,13 @@ def _stated(native: Json, arguments: Json) -> Iterator[tuple[str, str]]:
     """List the conditions of a call, as headers: of its overlay, of its document, and of its own description."""
     if native.get("protocol") not in PROTOCOLS:
         return
-    version: Any = None
-    if NATIVE in native:
-        version = arguments.get(native[NATIVE]["argument"])
+    own = native[NATIVE]["argument"] if NATIVE in native else None
+    version: Any = None if own is None else arguments.get(own)
     if version is not None:
         yield ("if-none-match", "*") if version == "" else ("if-match", str(version))
     for one in native.get("parameters", ()):
-        name, value = str(one.get("name")).lower(), arguments.get(one.get("argument"))
+        name, argument = str(one.get("name")).lower(), one.get("argument")
+        value = None if argument == own else arguments.get(argument)
         if one.get("in") == "header" and name in HEADERS and value is not None:
             yield name, str(value)
     headers: dict[str, str] = native.get("headers") or {}

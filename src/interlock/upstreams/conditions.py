@@ -11,7 +11,8 @@ not been done: E3410 if there is another version by now, or nothing, E3411 if so
 there although it must not be.
 
 A write that states a version is sent once, unless the service was not reached. Sent again after a lost answer, it would
-find the version that it has made itself, and the refusal of it would say that nothing was done.
+find the version that it has made itself, and the refusal of it would say that nothing was done. For the same reason the
+outcome of its call is unknown then, also if the tool is safe to run again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from pydantic import Field
 
-from interlock.call.conditional import ABSENT, NATIVE, PROTOCOLS, tag_of
+from interlock.call.conditional import ABSENT, NATIVE, PROTOCOLS, tag_of, version_in
 from interlock.call.connector import Definition, RemoteCall
 from interlock.contract.manifest import ManifestPart
 from interlock.core.errors import Failure
@@ -109,7 +110,7 @@ def refusal(status: int, sent: Mapping[str, str], name: str, details: Json) -> F
     `sent` are the headers of the request. A service that finds nothing says so before it looks at conditions (RFC 9110,
     13.2.1), and then there is no version either. INVARIANT: what was refused in this way has not been done.
     """
-    stated = next((value.strip() for header, value in sent.items() if header.lower() == "if-match"), None)
+    stated = version_in(sent)
     gone = status in ABSENT and stated is not None
     if status not in _UNMET and not gone:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -47,13 +48,23 @@ class Documents:
         # The answers to the next writes are lost, after they were made.
         self.losing = 0
         self.writes: list[Got] = []
+        # Compresses where it may, and gives what is compressed a tag of its own.
+        self.compressed: str | None = None
         self.server = server
         server.otherwise = self.answer
 
     def answer(self, got: Got) -> Answer:
+        plain = self._answer(got)
+        tag = plain.headers.get("etag", "").strip('"')
+        if self.compressed is None or not tag or "gzip" not in got.headers["accept-encoding"]:
+            return plain
+        headers = {"etag": self.compressed.format(tag), "content-encoding": "gzip"}
+        return replace(plain, body=gzip.compress(plain.body), headers=headers)
+
+    def _answer(self, got: Got) -> Answer:
         name = got.path.rpartition("/")[2]
         found = self.stored.get(name)
-        if got.method == "GET":
+        if got.method in ("GET", "HEAD"):
             return Answer(self.unread, b'{"why": "there is none"}') if found is None else self._shown(name)
         if got.method not in ("PUT", "DELETE"):
             return Answer()
@@ -254,6 +265,22 @@ async def test_an_entity_tag_is_sent_back_as_the_service_gave_it(tmp_path: Path,
 
 
 @PROVES
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("tag", ['"{}-gzip"', 'W/"{}"'])
+async def test_a_version_is_that_of_the_answer_before_it_is_compressed(tmp_path: Path, how: str, tag: str) -> None:
+    """Servers give what they compress a tag of its own, and take none of these in a write."""
+    seen = "If-Match" if how == "openapi with the header" else "seen"
+    async with shelf(tmp_path, how) as (app, documents):
+        documents.compressed = tag
+        documents.stored["plan"] = (7, "first")
+        given: Json = {"id": "plan", "text": "second", seen: await _version(app, "plan")}
+        written = await app.call("shelf.write", given, key="1")
+        assert written.ok, written.error
+        given[seen] = written.envelope()["provenance"]["dataVersion"]
+        assert (await app.call("shelf.write", given, key="2")).ok, "its own answer tells a version too"
+
+
+@PROVES
 @pytest.mark.parametrize("tag", ["*", "v7", "W/v7"])
 async def test_a_tag_without_its_quotes_gets_them(tmp_path: Path, tag: str) -> None:
     async with shelf(tmp_path) as (app, documents):
@@ -262,6 +289,26 @@ async def test_a_tag_without_its_quotes_gets_them(tmp_path: Path, tag: str) -> N
         seen = await _version(app, "plan")
         await app.call("shelf.write", {"id": "plan", "text": "second", "seen": seen}, key="1")
         assert documents.writes[-1].headers["if-match"] == f'"{tag}"'
+
+
+@PROVES
+async def test_a_version_may_be_read_by_its_head_alone(tmp_path: Path) -> None:
+    overlay = _overlay()
+    overlay["tools"]["write"] |= {"if_match": {"argument": "seen", "read_by": "peek"}}
+    overlay["tools"]["peek"] = {"mutation_class": "read_only"}
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
+        documents, config = Documents(server), _configured(server.url, "described")
+        read, *others = config["tools"]
+        peek = {**read, "name": "peek", "method": "HEAD", "output_schema": {"type": "null"}}
+        config["tools"] = [read, *others, peek]
+        report = await app.upstreams.add("shelf", "http", config, by=app.caller, overlay=overlay)
+        assert {one.state for one in report.tools} == {"admitted"}, report.tools
+        documents.stored["plan"] = (7, "first")
+        seen = (await app.call("shelf.peek", id="plan")).envelope()["provenance"]["dataVersion"]
+        assert seen == "v7"
+        assert (await app.call("shelf.write", {"id": "plan", "text": "second", "seen": seen}, key="1")).ok
+        stale = await app.call("shelf.write", {"id": "plan", "text": "third", "seen": seen}, key="2")
+        assert (code(stale), documents.stored["plan"]) == ("E3410", (8, "second"))
 
 
 @PROVES

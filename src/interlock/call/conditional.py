@@ -24,6 +24,8 @@ from interlock.core.expressions import expression
 from interlock.data.schema import Json
 
 NATIVE = "if_match"
+# Marks the operations of reads whose versions writes take.
+READ_BY = "versioned"
 PROTOCOLS = ("http", "openapi")
 HEADERS = ("if-match", "if-none-match", "if-unmodified-since")
 # The characters of an entity tag, as far as they are ASCII. Others might not come back as the bytes that they were.
@@ -76,6 +78,11 @@ def version_in(headers: Mapping[str, str]) -> str | None:
     found = {name.lower(): value.strip() for name, value in headers.items()}
     # A time is not looked at beside a tag (RFC 9110, 13.1.4).
     return found.get("if-match", found.get("if-unmodified-since"))
+
+
+def tells_version(native: Json) -> bool:
+    """Whether the tag of an operation's answer may be sent back with a write."""
+    return NATIVE in native or READ_BY in native
 
 
 def is_conditional(native: Json, arguments: Json) -> bool:

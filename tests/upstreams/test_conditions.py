@@ -312,6 +312,22 @@ async def test_a_version_may_be_read_by_its_head_alone(tmp_path: Path) -> None:
 
 
 @PROVES
+async def test_a_redirected_read_tells_no_version_to_write_for(tmp_path: Path) -> None:
+    """A tag belongs to one address: when it is written, the redirect may lead to another document with this tag."""
+    async with shelf(tmp_path) as (app, documents):
+        documents.stored["plan"] = (7, "first")
+        asked = documents.answer
+
+        def answer(got: Got) -> Answer:
+            latest = got.method == "GET" and got.path == "/docs/latest"
+            return Answer(302, headers={"location": "/docs/plan"}) if latest else asked(got)
+
+        documents.server.otherwise = answer
+        assert await _told(app, "latest") is None
+        assert await _told(app, "plan") == "v7"
+
+
+@PROVES
 @pytest.mark.parametrize("tag", ['"a b"', '"é"', '"v7', '"v7", "v8"', 'w/"v7"', '"' + 251 * "x" + '"'])
 async def test_a_tag_that_no_write_could_send_back_is_not_told_as_a_version(tmp_path: Path, tag: str) -> None:
     async with shelf(tmp_path) as (app, documents):

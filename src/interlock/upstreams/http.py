@@ -172,12 +172,12 @@ class HttpUpstream:
 
     async def _exchange(self, request: Request, call: RemoteCall | Look) -> Any:
         """Send a request, follow allowed redirects, and read the answer."""
-        for _ in range(MAX_REDIRECTS):
+        for followed in range(MAX_REDIRECTS):
             response = await self._send(request)
             if response.status not in _REDIRECTS:
                 if isinstance(call, RemoteCall) and call.span is not None:
                     call.span.note({"http.response.status_code": response.status})
-                return await self._answers.read(response, call, request.headers)
+                return await self._answers.read(response, call, request.headers, redirected=followed > 0)
             request = request._replace(url=self._followed(response, request.url, may=request.method in READS))
         raise Failure("E3401", f"`{self._name}` redirects in circles", details={"status": 310})
 

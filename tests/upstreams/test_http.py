@@ -655,7 +655,7 @@ async def test_the_version_of_an_answers_data_is_the_entity_tag_of_the_service(t
         "output_schema": {"type": "object"},
     }  # fmt: skip
     overlay = {"tools": {"look": {"mutation_class": "read_only"}}}
-    tags = {'"v7"': "v7", 'W/"v8"': "v8", "x" * 300: None, "": None}
+    tags = {'"v7"': "v7", 'W/"v8"': 'W/"v8"', '"*"': '"*"', "x" * 300: None, "": None}
     async with HttpServer.open() as server, Interlock.open(tmp_path / "home", housekeeping=False) as app:
         config: Json = {"urls": [server.url], "tools": [tool], "allow_private": True}
         await app.upstreams.add("svc", "http", config, by=app.caller, overlay=overlay)

@@ -127,6 +127,11 @@ def fill(step: PinnedStep, roots: Mapping[str, Any]) -> Json:
     return decode(written)
 
 
+def needs_image(recipe: Recipe) -> bool:
+    """Whether the undo takes something of the before-image."""
+    return any(_place(source).split("/")[1:2] == ["before"] for source in recipe.arguments.values())
+
+
 def image(recipe: Recipe, before: Any) -> Any:
     """The part of an answer of `before` that an undo has to bring back: what the recipe takes, else all of it.
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from interlock.call.conditional import ABSENT, demand_of
 from interlock.call.connector import ALONE, Aged, Connector, RemoteCall, secret_of
 from interlock.call.executor import Executor
 from interlock.contract.attached import Attached
@@ -16,6 +17,7 @@ from interlock.telemetry.trace import Recording
 from interlock.telemetry.w3c import unrecorded
 
 if TYPE_CHECKING:
+    from interlock.call.conditional import Demand
     from interlock.call.context import Caller, Context
     from interlock.call.phases import Granted
     from interlock.contract.manifest import NetworkPolicy
@@ -89,29 +91,36 @@ class RemoteExecutor(Executor):
             remote = replace(remote, native=recipe.native, definition=recipe.implementation)
         roots: Json = {"input": granted.input}
         if recipe is not None and recipe.before is not None and not undoes:
-            roots["before"] = await self._read_before(connector, remote, recipe.before)
+            roots |= await self._read_before(connector, remote, recipe, recipe.before)
         output = await self._send(granted, connector, remote)
         if recipe is not None and not undoes:
             _state_undo(granted, context, recipe, {**roots, "result": output})
         return output
 
-    async def _read_before(self, connector: Connector, write: RemoteCall, step: PinnedStep) -> Any:
-        """Read what the write is going to change. INVARIANT: without a before-image, nothing is written."""
+    async def _read_before(self, connector: Connector, write: RemoteCall, recipe: Recipe, step: PinnedStep) -> Json:
+        """Read what the write is going to change, for its undo.
+
+        INVARIANT: without a before-image nothing is written, unless the write demands that there is none and its undo
+        takes nothing of it.
+        """
         from interlock.contract import recipes  # models, loaded where a tool has a recipe
 
         try:
             arguments = recipes.fill(step, {"input": write.arguments})
             read = replace(
                 write, native=step.native, definition=step.implementation, arguments=arguments, writes=False, key=None,
-                faults=[], warnings=[],
+                reported={}, files=[], faults=[], warnings=[], provenance={},
             )  # fmt: skip
             before = await connector.call(read)
         except Failure as failure:
-            words = f"nothing was changed, because what is there could not be read first: {failure.message}"
-            raise failure.saying(words, {**(failure.details or {}), "sent": False}) from failure
+            absent = (failure.details or {}).get("status") in ABSENT
+            demand = demand_of(write.native, write.arguments) if absent else None
+            if demand == "none" and not recipes.needs_image(recipe):
+                return {}
+            raise _unread(failure, demand) from failure
         if isinstance(before, Aged):
             raise Failure("E3502", "nothing was changed: the upstream does not answer", details={"sent": False})
-        return before
+        return {"before": before}
 
     async def _send(self, granted: Granted, connector: Connector, remote: RemoteCall) -> Any:
         """Make one request, and note what the upstream states about it."""
@@ -158,6 +167,31 @@ class RemoteExecutor(Executor):
         from interlock.executors.egress.policy import upstream_objection
 
         return partial(upstream_objection, general=general, own=own, manifest=manifest)
+
+
+def _unread(failure: Failure, demand: Demand | None) -> Failure:
+    """Convert the failure to read what a write is going to change. With a `demand`, nothing is there."""
+    details = {**(failure.details or {}), "sent": False}
+    if demand is None:
+        words = f"nothing was changed, because what is there could not be read first: {failure.message}"
+        return failure.saying(words, details)
+    code, resolution = "E3411", None
+    words = f"nothing was changed, because what must be there is not: {failure.message}"
+    if demand == "version":
+        code, words = "E3410", f"nothing was changed, because the version that was read is gone: {failure.message}"
+    elif demand == "none":
+        words = (
+            "nothing was changed: there is nothing yet, as the call demands, but it could not be undone, because its"
+            " undo writes back what was there before"
+        )
+        resolution = (
+            "create it with a tool whose undo removes it; or an operator calls this one write_irreversible, and a"
+            " person is asked for each call"
+        )
+    return Failure(
+        code, words, details={**details, "preconditionFailed": True}, resolution=resolution,
+        native_error_ref=failure.native_error_ref,
+    )  # fmt: skip
 
 
 def _state_undo(granted: Granted, context: Context | None, recipe: Recipe, roots: Json) -> None:

@@ -5,12 +5,14 @@
       put_document:
         if_match: {argument: seen, read_by: get_document}
 
-The read's result has the ETag as the version of its data (`dataVersion`). The write takes it as an argument and sends
-it as `If-Match`, so the service itself compares, at the moment of the write. What it refuses has not been done: E3410
-if there is another version by now, E3411 if something that must be there is not, or is there although it must not be.
+The read's result has the ETag as the version of its data (`dataVersion`, see `call.conditional`). The write takes it as
+an argument and sends it as `If-Match`, so the service itself compares, at the moment of the write. What it refuses has
+not been done: E3410 if there is another version by now, or nothing, E3411 if something that must be there is not, or is
+there although it must not be.
 
 A write that states a version is sent once, unless the service was not reached. Sent again after a lost answer, it would
-find the version that it has made itself, and the refusal of it would say that nothing was done.
+find the version that it has made itself, and the refusal of it would say that nothing was done. For the same reason the
+outcome of its call is unknown then, also if the tool is safe to run again.
 """
 
 from __future__ import annotations
@@ -20,17 +22,13 @@ from typing import Any
 
 from pydantic import Field
 
+from interlock.call.conditional import ABSENT, NATIVE, PROTOCOLS, tag_of, version_in
 from interlock.call.connector import Definition, RemoteCall
 from interlock.contract.manifest import ManifestPart
 from interlock.core.errors import Failure
-from interlock.core.expressions import expression
 from interlock.data.schema import Json
 
-_HEADERS = ("if-match", "if-none-match")
-# The characters of an entity tag (RFC 9110, 8.8.3), as far as they are ASCII.
-_TAG = expression(r"[\x21\x23-\x7e]{1,250}")
 _UNMET = (412, 428)
-NATIVE = "if_match"
 
 
 class IfMatch(ManifestPart):
@@ -48,7 +46,7 @@ class IfMatch(ManifestPart):
         class_of: Callable[[Definition], str],
     ) -> Json:
         """Return the part of a write's operation that says where its version comes from; E3105 if that cannot be."""
-        if definition.native.get("protocol") not in ("http", "openapi"):
+        if definition.native.get("protocol") not in PROTOCOLS:
             raise Failure("E3105", "if_match: only HTTP services know the header If-Match")
         if mutation_class == "read_only":
             raise Failure("E3105", "if_match: a read_only tool changes no version")
@@ -100,40 +98,29 @@ def header_of(call: RemoteCall) -> dict[str, str]:
         return {"if-none-match": "*"}
     if version == "*":
         return {"if-match": "*"}
-    tag = str(version).removeprefix("W/").strip('"')
-    if _TAG.fullmatch(tag) is None:
+    tag = tag_of(str(version))
+    if tag is None:
         raise Failure("E3308", f"`{call.native[NATIVE]['argument']}` is no version that a read could have returned")
-    return {"if-match": f'"{tag}"'}
-
-
-def is_conditional(call: RemoteCall) -> bool:
-    """Whether a write is for one version of what it changes, however that is stated."""
-    native, arguments = call.native, call.arguments
-    if NATIVE in native and arguments.get(native[NATIVE]["argument"]) is not None:
-        return True
-    if any(name.lower() in _HEADERS for name in native.get("headers") or ()):
-        return True
-    return any(
-        one.get("in") == "header"
-        and str(one.get("name")).lower() in _HEADERS
-        and arguments.get(one.get("argument")) is not None
-        for one in native.get("parameters", ())
-    )
+    return {"if-match": tag}
 
 
 def refusal(status: int, sent: Mapping[str, str], name: str, details: Json) -> Failure | None:
     """Convert the answer of a service `name` that a condition of the request does not hold. None for other answers.
 
-    `sent` are the headers of the request. INVARIANT: what was refused in this way has not been done.
+    `sent` are the headers of the request. A service that finds nothing says so before it looks at conditions (RFC 9110,
+    13.2.1), and then there is no version either. INVARIANT: what was refused in this way has not been done.
     """
-    if status not in _UNMET:
+    stated = version_in(sent)
+    gone = status in ABSENT and stated is not None
+    if status not in _UNMET and not gone:
         return None
-    stated = next((value for header, value in sent.items() if header.lower() == "if-match"), "*")
     details, ref = {**details, "preconditionFailed": True}, f"http:{status}"
-    if status == 412 and stated.strip() != "*":
-        words = f"what the call would change at `{name}` has another version than the one that was read"
-        return Failure("E3410", words, details=details, native_error_ref=ref)
     said = f": {details['body']}" if details.get("body") else ""
+    if status != 428 and stated not in (None, "*"):
+        words = f"what the call would change at `{name}` has another version than the one that was read"
+        if gone:
+            words = f"what the call would change is there no longer: `{name}` answered {status}{said}"
+        return Failure("E3410", words, details=details, native_error_ref=ref)
     words = f"`{name}` answered {status}, because a condition of the request does not hold{said}"
     if status == 428:
         words = f"`{name}` makes this change only for a stated version{said}"

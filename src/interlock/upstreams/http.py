@@ -26,7 +26,15 @@ from interlock.net.client import Broken, Client, Response
 from interlock.net.connection import Unreachable, Untrusted
 from interlock.upstreams import openapi, wire
 from interlock.upstreams.http_answers import EXPLAINED, Answers
-from interlock.upstreams.http_requests import READS, HttpConfig, is_repeatable, origin, request_of, with_contents
+from interlock.upstreams.http_requests import (
+    READS,
+    HttpConfig,
+    accepted,
+    is_repeatable,
+    origin,
+    request_of,
+    with_contents,
+)
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.openapi import Request
 from interlock.upstreams.remote_config import Lent, Look, Tls
@@ -38,8 +46,6 @@ if TYPE_CHECKING:
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 MAX_REDIRECTS = 5
-_ACCEPT = "application/json, */*;q=0.5"
-_ACCEPTED = {"accept": _ACCEPT, "accept-encoding": "gzip, deflate"}
 
 
 class HttpUpstream:
@@ -122,7 +128,7 @@ class HttpUpstream:
 
     async def _document(self, url: str, look: Look) -> Json:
         """Fetch an OpenAPI document from its address, as JSON or YAML."""
-        request = Request("GET", url, {**_ACCEPTED, **self._config.headers}, None)
+        request = Request("GET", url, {**accepted({}), **self._config.headers}, None)
         # INVARIANT: a credential is shown only to the service it is for; another party may host the document.
         if any(origin(url) == origin(endpoint) for endpoint in self._config.urls):
             request = self._signed(request, look)
@@ -150,7 +156,7 @@ class HttpUpstream:
         if call.read_file is not None and call.native.get("body"):
             call = await with_contents(call, call.read_file)
         method, url, given, body = request_of(self._name, call, endpoint)
-        headers = {**_ACCEPTED, **self._config.headers, **given, **wire.context_headers(call, self._config)}
+        headers = {**accepted(call.native), **self._config.headers, **given, **wire.context_headers(call, self._config)}
         signed = self._signed(Request(method, url, headers, body), call)
         return await self._exchange(signed, call)
 
@@ -166,12 +172,12 @@ class HttpUpstream:
 
     async def _exchange(self, request: Request, call: RemoteCall | Look) -> Any:
         """Send a request, follow allowed redirects, and read the answer."""
-        for _ in range(MAX_REDIRECTS):
+        for followed in range(MAX_REDIRECTS):
             response = await self._send(request)
             if response.status not in _REDIRECTS:
                 if isinstance(call, RemoteCall) and call.span is not None:
                     call.span.note({"http.response.status_code": response.status})
-                return await self._answers.read(response, call, request.headers)
+                return await self._answers.read(response, call, request.headers, redirected=followed > 0)
             request = request._replace(url=self._followed(response, request.url, may=request.method in READS))
         raise Failure("E3401", f"`{self._name}` redirects in circles", details={"status": 310})
 

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from interlock.call.artifacts import File
+from interlock.call.conditional import tells_version, version_of
 from interlock.call.connector import RemoteCall
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
@@ -42,14 +43,18 @@ class Answers:
         self._intake = intake
         self._clock = clock
 
-    async def read(self, response: Response, call: RemoteCall | Look, sent: Mapping[str, str]) -> Any:
+    async def read(
+        self, response: Response, call: RemoteCall | Look, sent: Mapping[str, str], *, redirected: bool = False
+    ) -> Any:
         """Read the value of an answer; a Failure if it is invalid. `sent` are the headers of its request."""
         if not 200 <= response.status < 300:
             beginning = await self._expanded(response, EXPLAINED, cut=True)
             raise self._refusal(response, wire.excerpt(beginning.decode(errors="replace"), call), sent)
         body = await self._expanded(response, self._intake.max_bytes)
         if isinstance(call, RemoteCall) and (tag := response.headers.get("etag")):
-            call.provenance["data_version"] = tag.removeprefix("W/").strip('"')
+            # INVARIANT: a write is not for the version of something at another address.
+            elsewhere = redirected and tells_version(call.native)
+            call.provenance["data_version"] = None if elsewhere else version_of(tag)
         kind = response.headers.get("content-type", "")
         media = kind.partition(";")[0].strip().lower()
         mode = _mode(call, response.status)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pydantic
 
+from interlock.call.conditional import is_conditional, tells_version
 from interlock.call.connector import Definition, RemoteCall
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
@@ -30,6 +31,10 @@ _OURS = frozenset(
 )
 _NAMED = expression(r"\{([A-Za-z_][\w.-]*)\}")
 _SPLITTING = expression(r"[/\\\x00-\x1f\x7f]|%(2f|5c|2e|25)", re.IGNORECASE)
+
+_ACCEPTED = {"accept": "application/json, */*;q=0.5", "accept-encoding": "gzip, deflate"}
+# A compressed answer has a tag of its own, which servers make weak or lengthen, and do not know in a write.
+_UNCOMPRESSED = {**_ACCEPTED, "accept-encoding": "identity"}
 
 
 class HttpTool(ConfigPart):
@@ -139,9 +144,14 @@ async def with_contents(call: RemoteCall, read_file: Callable[[str], Awaitable[b
     return replace(call, arguments=await with_files(call.native, call.arguments, read_file))
 
 
+def accepted(native: Json) -> dict[str, str]:
+    """Return the headers that say which answers to an operation are read."""
+    return _UNCOMPRESSED if tells_version(native) else _ACCEPTED
+
+
 def is_repeatable(call: RemoteCall) -> bool:
     """Whether a key makes it harmless to send the request of a call again after its answer was lost."""
-    return not (call.writes and conditions.is_conditional(call))
+    return not (call.writes and is_conditional(call.native, call.arguments))
 
 
 def request_of(name: str, call: RemoteCall, endpoint: str) -> Request:

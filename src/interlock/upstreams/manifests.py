@@ -170,6 +170,7 @@ def to_manifest(
     needs: list[str] = []
     try:
         contract = _contract(done, upstream, kind_of(kind), stated, needs, shared)
+        contract["execution"]["native"] |= overlay.marks(definition.name)
         if stated.if_match is not None:
             contract["execution"]["native"] |= stated.if_match.native(
                 definition,

@@ -25,6 +25,7 @@ from typing import Any, Literal, cast
 import pydantic
 from pydantic import Field
 
+from interlock.call.conditional import READ_BY
 from interlock.call.connector import Definition
 from interlock.contract.manifest import (
     Approval,
@@ -138,6 +139,11 @@ class Overlay(ManifestPart):
             return self.defaults
         silent = self.defaults.model_fields_set - own.model_fields_set
         return own.model_copy(update={field: getattr(self.defaults, field) for field in silent})
+
+    def marks(self, name: str) -> Json:
+        """Return what the statements on other tools add to a tool's operation: writes are for the version it reads."""
+        read_by = any(one.if_match is not None and one.if_match.read_by == name for one in self.tools.values())
+        return {READ_BY: True} if read_by else {}
 
     def faults(self, names: Iterable[str]) -> list[Fault]:
         """List the tools of the overlay that the upstream does not have."""

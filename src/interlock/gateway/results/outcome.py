@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from interlock.call.conditional import is_conditional
 from interlock.call.phases import Call
 from interlock.contract.effects import Change
 from interlock.contract.standard.states import MOVES, State
@@ -46,6 +47,7 @@ def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
     manifest = call.tool.contract.manifest
     reported: list[Change] = [] if call.more.context is None else call.more.context.changes
     cut_off = state in ("timed_out", "canceled")
+    may_run_again = manifest.restart_safe and not _would_refuse_itself(call)
     if effect_stands(call) or (not cut_off and not failure.retryable):
         return "done"
     # INVARIANT: a retry may run again only when nothing was changed.
@@ -53,12 +55,18 @@ def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
         # The tool did its work; only its changes of the session were not written.
         session_only = all(effect.resource.startswith("session:") for effect in manifest.effects)
         return "released" if failure.code == "E3410" and session_only and not reported else "unknown"
-    if call.more.runs_on or reported or (cut_off and not manifest.restart_safe):
+    if call.more.runs_on or reported or (cut_off and not may_run_again):
         return "unknown"
-    if call.tool.remote and failure.code in _MAYBE_DONE and not manifest.restart_safe:
+    if call.tool.remote and failure.code in _MAYBE_DONE and not may_run_again:
         # The upstream may have made the change before the connection was lost, unless nothing was sent at all.
         return "released" if (failure.details or {}).get("sent") is False else "unknown"
     return "released"
+
+
+def _would_refuse_itself(call: Call) -> bool:
+    """Whether a call is for one version of what it changes: run again, it would find the one that it has made."""
+    execution = None if call.tool is None else call.tool.contract.manifest.execution
+    return execution is not None and is_conditional(execution.native, call.input or {})
 
 
 def effect_stands(call: Call) -> bool:

@@ -17,7 +17,8 @@ from interlock.data.schema import Json, compile_validator
 from interlock.registry.version import Version
 
 if TYPE_CHECKING:
-    from interlock.registry.compat import Negotiation, VersionSurface
+    from interlock.registry.compat import VersionSurface
+    from interlock.registry.negotiation import Negotiation
 
 MOST_EXPECTED = 1000
 # Values in all schemas together. Compiling and comparing them takes about 15 µs for each, on the event loop.
@@ -35,7 +36,7 @@ class Match:
 
     @property
     def usable(self) -> bool:
-        from interlock.registry.compat import CompatOutcome
+        from interlock.registry.negotiation import CompatOutcome
 
         return self.comparison.outcome is not CompatOutcome.INCOMPATIBLE
 
@@ -51,7 +52,7 @@ class Match:
 
 def match(version: Version, expected: Any) -> Match:
     """Compare a tool with what is expected of it."""
-    from interlock.registry.compat import negotiate
+    from interlock.registry.negotiation import negotiate
 
     return Match(version, negotiate(expected, version.contract.input.model_facing))
 

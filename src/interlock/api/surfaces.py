@@ -316,7 +316,8 @@ class Surfaces:
         """Search at an endpoint: the whole answer, the loaded tools of it, and the deferred ones."""
         if self.concern(door):
             caller = await self.attach(caller, door)
-        answer = await self._tools.search(query, caller, limit, by, expected=expected)
+        usable = None if expected is None else await self._tools.usable(expected, caller)
+        answer = await self._tools.search(query, caller, limit, by, usable=usable)
         return answer, *self.discovered(answer, caller)
 
     async def load(self, names: Sequence[str], caller: Caller, *, apps: bool = True) -> list[Version]:

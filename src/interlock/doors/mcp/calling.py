@@ -30,12 +30,13 @@ from interlock.contract.attached import for_models
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass, step
 from interlock.data.schema import Json
-from interlock.doors.mcp.listing import KEY, Form, Listing
+from interlock.doors.mcp.listing import EXPECTS, KEY, Form, Listing
 from interlock.doors.mcp.sampling import Question, sampled
 from interlock.doors.mcp.surface_tools import LOAD, SELECT, SurfaceTools
 from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
+    from interlock.api.comparisons import Expected
     from interlock.gateway.fast_path import RunningRead
 
 _log = logging.getLogger("interlock.doors.mcp")
@@ -164,6 +165,16 @@ class Calling:
             return question.result
         except Failure as failure:
             return failed(failure, no_trace(), {})
+
+    def expected(self, meta: Mapping[str, Any]) -> Expected | None:
+        """The schemas that a client expects of tools, by address; None if it expects nothing."""
+        sent: Any = meta.get(EXPECTS)
+        if sent is None:
+            return None
+        if not isinstance(sent, dict):
+            raise Fault(INVALID_PARAMS, f"_meta[{EXPECTS!r}] must be an object, a schema for each tool")
+        # Two names may be those of one tool: its id and the name at its upstream.
+        return [(self._names.address(name), schema) for name, schema in cast("Json", sent).items()]
 
     @staticmethod
     def samples(client: Interaction | None) -> bool:

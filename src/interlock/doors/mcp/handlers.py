@@ -34,7 +34,7 @@ from interlock.doors.mcp.context import (
     request_identity,
 )
 from interlock.doors.mcp.elicitation import LEVEL, News, hear, hears_log, interaction, listening, with_news
-from interlock.doors.mcp.listing import EXPECTS, Listing, shows_apps
+from interlock.doors.mcp.listing import Listing, shows_apps
 from interlock.doors.mcp.notifications import Changes
 from interlock.doors.mcp.own_resources import TEMPLATE, is_own, read_own
 from interlock.doors.mcp.suspended import SuspendedCalls
@@ -85,14 +85,12 @@ class Handlers:
     # Lists
 
     async def _list_tools(self, ctx: Context, params: types.PaginatedRequestParams) -> Json:
-        expected = meta(ctx).get(EXPECTS)
-        if not isinstance(expected, dict | None):
-            raise MCPError(types.INVALID_PARAMS, f"_meta[{EXPECTS!r}] must be an object, a schema for each tool")
-        caller, wanted = await self._caller(ctx), cast("Json | None", expected)
+        expected = self._calling.expected(meta(ctx))
+        caller = await self._caller(ctx)
         await self.changes.listed(ctx, caller)
         shows = _shows_apps(ctx)
         samples = self._calling.samples(interaction(ctx))
-        described, cursor = await self._listing.page(caller, params.cursor, wanted, shows_apps=shows, samples=samples)
+        described, cursor = await self._listing.page(caller, params.cursor, expected, shows_apps=shows, samples=samples)
         more = {} if cursor is None else {"nextCursor": cursor}
         return {"tools": [one.document for one in described], **_OWN, **more}
 

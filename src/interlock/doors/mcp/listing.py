@@ -15,9 +15,9 @@ nobody but the caller can say which two calls are one action. The operator of an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
@@ -33,6 +33,9 @@ from interlock.core.record import dataclass
 from interlock.data.schema import Json
 from interlock.data.untrusted import members
 from interlock.doors.mcp.surface_tools import DOCUMENTS, SAMPLED
+
+if TYPE_CHECKING:
+    from interlock.api.comparisons import Expected
 
 PAGE = 250
 # In `_meta` of tools/list: what the client expects of tools, a schema of their input for each.
@@ -101,7 +104,7 @@ class Listing:
         self,
         caller: Caller,
         cursor: str | None,
-        expected: Mapping[str, Any] | None = None,
+        expected: Expected | None = None,
         *,
         shows_apps: bool,
         samples: bool = False,
@@ -119,8 +122,7 @@ class Listing:
                 return [one for one in listed if shows_apps or not one.for_apps], None
             own = [*_SURFACE, *(_SAMPLED if samples else ())]
             return [*own, *(one for one in listed if shows_apps or not one.for_apps)], None
-        wanted = None if expected is None else {self._names.address(name): part for name, part in expected.items()}
-        page = await self._service.tools.page(caller, cursor, PAGE, wanted)
+        page = await self._service.tools.page(caller, cursor, PAGE, expected)
         found = [self.described(version) for version in page.versions]
         return [one for one in found if shows_apps or not one.for_apps], page.cursor
 

@@ -1,0 +1,63 @@
+"""Tools that are not what an agent expects: over every wire, lists and searches of a surface have none of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from interlock import Interlock
+from interlock.authority.identities import Identity
+from interlock.call.capability import ToolGrant
+from interlock.data.schema import Json
+from tests.support.calls import admit
+from tests.support.identities import did_of
+from tests.support.wires import WIRES, Wires, wired
+from tests.surfaces.offices import TOOLS, offer
+
+DOORS = ("mcp", "rest", "jsonrpc", "grpc")
+OVER = pytest.mark.parametrize("wire", WIRES)
+TEXT = {"type": "string"}
+# What the tools of the office offer, and what none of them does.
+OFFERED = {"type": "object", "properties": {"value": TEXT}, "required": ["value"]}
+OTHER = {"type": "object", "properties": {"loudness": TEXT}, "required": ["loudness"]}
+
+
+@pytest_asyncio.fixture
+async def wires(home: Path, request: pytest.FixtureRequest) -> AsyncGenerator[Wires]:
+    settings: Json = {"surface": "search", "surface_doors": DOORS, **getattr(request, "param", {})}
+    async with Interlock.open(home, housekeeping=False, **settings) as app:
+        await admit(app, *TOOLS, offer("yodel", "Sing from one mountain to another.", aliases=["warble"]))
+        await app.catalog.forget()
+        async with wired(app) as opened:
+            yield opened
+
+
+@pytest.mark.parametrize("wires", [{"surface": "all"}, {}], indirect=True, ids=["whole", "deferred"])
+@OVER
+@pytest.mark.proves("REG-13")
+async def test_what_is_expected_of_a_tool_under_two_of_its_names_has_to_be_offered_all(wires: Wires, wire: str) -> None:
+    row, names = wires.rows[wire], ["office.yodel", "office.warble"]
+    if wire.startswith("mcp"):
+        names += ["office-yodel"]
+    await row.load("office.yodel")
+    for first in names:
+        for second in set(names) - {first}:
+            for schemas in ((OTHER, OFFERED), (OFFERED, OTHER)):
+                expected = dict(zip((first, second), schemas, strict=True))
+                assert "office.yodel" not in await row.listed(expected=expected), expected
+            assert "office.yodel" in await row.listed(expected={first: OFFERED, second: OFFERED})
+
+
+@OVER
+@pytest.mark.proves("SURF-01")
+async def test_an_expectation_of_a_bare_name_tells_nothing_of_the_tools_of_others(wires: Wires, wire: str) -> None:
+    app = wires.app
+    await admit(app, *(offer("probe", "Look at something.", namespace=one) for one in ("red", "blue", "green")))
+    await app.catalog.forget()
+    await app.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
+    wires.tokens["eve"] = await app.tokens.issue(subject=did_of("eve"), tools=[ToolGrant("office.*")], by=app.caller)
+    for name in ("probe", "no_such"):
+        assert await wires.rows[wire].listed("eve", expected={name: OTHER, "office.yodel": OFFERED}) == [], name

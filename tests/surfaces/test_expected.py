@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import orjson
 import pytest
 import pytest_asyncio
 
@@ -19,6 +20,8 @@ from tests.surfaces.offices import TOOLS, offer
 
 DOORS = ("mcp", "rest", "jsonrpc", "grpc")
 OVER = pytest.mark.parametrize("wire", WIRES)
+ERAS = pytest.mark.parametrize("modern", [True, False], ids=["modern", "handshake"])
+OWN = ["search_tools", "load_tools", "read_result"]
 TEXT = {"type": "string"}
 # What the tools of the office offer, and what none of them does.
 OFFERED = {"type": "object", "properties": {"value": TEXT}, "required": ["value"]}
@@ -33,6 +36,36 @@ async def wires(home: Path, request: pytest.FixtureRequest) -> AsyncGenerator[Wi
         await app.catalog.forget()
         async with wired(app) as opened:
             yield opened
+
+
+@OVER
+@pytest.mark.proves("REG-13", "SURF-01")
+async def test_expectations_take_tools_off_a_surface_and_put_none_on_it(wires: Wires, wire: str) -> None:
+    row = wires.rows[wire]
+    expectations: list[Json] = [{}, {"office.forecast": OFFERED}, {"office.translate": OTHER}]
+    for expected in expectations:
+        assert await row.listed(expected=expected) == []
+    for name in ("office.forecast", "office.translate"):
+        await row.load(name)
+    both = ["office.forecast", "office.translate"]
+    shown = [await row.listed(expected=expected) for expected in expectations]
+    assert shown == [both, both, ["office.forecast"]]
+    assert await row.listed(cursor="office.forecast", expected={}) == ["office.translate"]
+    assert await row.listed(cursor="office.forecast", expected=expectations[2]) == []
+    surface: Json = (await wires.http.get("/v1/surface")).json()["surface"]
+    assert sorted(surface["loaded_tools"]) == both
+    for name in both:
+        assert (await wires.call(wire, name, {"value": "x"})).envelope is None
+
+
+@ERAS
+@pytest.mark.proves("REG-13", "SURF-01")
+async def test_a_client_with_expectations_keeps_the_tools_that_search_and_load_others(
+    wires: Wires, modern: bool
+) -> None:
+    for expected in ({}, {"office-forecast": OFFERED}, {"office-translate": OTHER}):
+        answer = await wires.mcp("tools/list", {"_meta": {"interlock/expects": expected}}, modern=modern)
+        assert [one["name"] for one in orjson.loads(answer)["result"]["tools"]] == OWN
 
 
 @pytest.mark.parametrize("wires", [{"surface": "all"}, {}], indirect=True, ids=["whole", "deferred"])

@@ -263,11 +263,14 @@ class Surfaces:
         for whole in self._whole.values():
             whole.clear()
 
-    async def listed(self, caller: Caller, after: str = "") -> list[Version]:
-        """The tools of a surface that the caller may use, in order of name; from behind a name on."""
+    async def listed(self, caller: Caller, after: str = "", expected: Expected | None = None) -> list[Version]:
+        """The tools of a surface that the caller may use, in order of name; from behind a name on.
+
+        Tools of which the caller expects something that they do not offer are left out.
+        """
         surface = caller.surface
         names = surface.listed if isinstance(surface, CallerSurface) else ()
-        return await self._tools.existing(sorted(one for one in names if one > after), caller)
+        return await self._tools.existing(sorted(one for one in names if one > after), caller, expected)
 
     async def search(
         self, queries: Sequence[str], caller: Caller, limit: int, *, apps: bool = False
@@ -306,8 +309,8 @@ class Surfaces:
         """A page of the tools that a caller is offered at an endpoint: all of a surface that defers, else as ever."""
         if self.concern(door):
             caller = await self.attach(caller, door)
-            if caller.surface is not None and caller.surface.defers and expected is None:
-                return Page(await self.listed(caller, cursor or ""), None)
+            if caller.surface is not None and caller.surface.defers:
+                return Page(await self.listed(caller, cursor or "", expected), None)
         return await self._tools.page(caller, cursor, limit, expected)
 
     async def search_at(

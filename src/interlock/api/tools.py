@@ -146,9 +146,15 @@ class Tools:
         self._parts.quarantine.check(version.row.digest, version.contract.ref, self._parts.clock.monotonic())
         return version
 
-    async def existing(self, addresses: Iterable[str], caller: Caller) -> list[Version]:
-        """Those of some tools that `find` finds, in the same order. One that it has found before costs a lookup."""
+    async def existing(
+        self, addresses: Iterable[str], caller: Caller, expected: Expected | None = None
+    ) -> list[Version]:
+        """Those of some tools that `find` finds, in the same order. One that it has found before costs a lookup.
+
+        Tools of which the caller expects something that they do not offer are left out.
+        """
         catalog, kept_out = self._parts.catalog, self._parts.quarantine.holds
+        usable = await self.usable(expected, caller)
         await catalog.current()
         known = catalog.known if caller.capability is None or not caller.capability.narrows else _unknown
         found: list[Version] = []
@@ -159,7 +165,7 @@ class Tools:
                     found.append(await self.find(address, None, caller))
             elif self.sees(caller, version) and not kept_out(version.row.digest):
                 found.append(version)
-        return found
+        return [one for one in found if usable(one)]
 
     def sees(self, caller: Caller, version: Version) -> bool:
         """Whether a tool exists for a caller: their token and scopes cover it, and the operator has not excluded it."""

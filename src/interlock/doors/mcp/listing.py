@@ -111,13 +111,14 @@ class Listing:
     ) -> tuple[Sequence[Described], str | None]:
         """Some of a caller's tools, and where to go on; without those that are not what the caller expects of them.
 
-        Of a surface, all that it lists. A caller who names tools by what is expected of them has no need of one.
-        `select_tool` is for clients whose model can be asked (`samples`). Tools for interfaces alone are listed to
-        clients that show interfaces: others would give them to their model.
+        Of a surface, all that it lists, with the tools that search and load others. `select_tool` is for clients whose
+        model can be asked (`samples`). Tools for interfaces alone are listed to clients that show interfaces: others
+        would give them to their model.
         """
-        if caller.surface is not None and caller.surface.defers and expected is None:
+        if caller.surface is not None and caller.surface.defers:
             # The first page has all of it. A cursor of an earlier time leads to nothing else.
-            listed = [self.described(version) for version in await self._service.surfaces.listed(caller, cursor or "")]
+            versions = await self._service.surfaces.listed(caller, cursor or "", expected)
+            listed = [self.described(version) for version in versions]
             if cursor is not None:
                 return [one for one in listed if shows_apps or not one.for_apps], None
             own = [*_SURFACE, *(_SAMPLED if samples else ())]

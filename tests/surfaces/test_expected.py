@@ -68,6 +68,42 @@ async def test_a_client_with_expectations_keeps_the_tools_that_search_and_load_o
         assert [one["name"] for one in orjson.loads(answer)["result"]["tools"]] == OWN
 
 
+@OVER
+@pytest.mark.proves("REG-13", "SURF-02")
+async def test_a_search_finds_no_tool_that_is_not_what_is_expected(wires: Wires, wire: str) -> None:
+    row, query = wires.rows[wire], "translate a text"
+
+    async def found(expected: Json | None = None) -> list[str]:
+        return [one["tool_id"] for one in (await row.search(query, expected)).data["deferred"]]
+
+    whole = await found()
+    assert whole[0] == "office.translate"
+    assert await found({"office.translate": OFFERED}) == whole
+    assert await found({}) == whole
+    others = await found({"office.translate": OTHER})
+    assert "office.translate" not in others
+    assert others[: len(whole) - 1] == whole[1:]
+    # Nor if it is loaded.
+    await row.load("office.translate")
+    loaded = (await row.search(query)).data["tools"]
+    assert "translate" in str(loaded[0])
+    assert (await row.search(query, {"office.translate": OTHER})).data["tools"] == []
+
+
+@ERAS
+async def test_expectations_of_a_search_that_are_none_are_refused(wires: Wires, modern: bool) -> None:
+    call = {"name": "search_tools", "arguments": {"queries": ["translate a text"]}}
+
+    async def asked(expected: object) -> Json:
+        params = {**call, "_meta": {"interlock/expects": expected}}
+        return orjson.loads(await wires.mcp("tools/call", params, modern=modern))
+
+    assert (await asked([]))["error"]["code"] == -32602
+    refused = (await asked({"office.translate": {"type": "nonsense"}}))["result"]
+    assert refused["isError"]
+    assert refused["_meta"]["interlock/error"]["error_code"] == "E3004"
+
+
 @pytest.mark.parametrize("wires", [{"surface": "all"}, {}], indirect=True, ids=["whole", "deferred"])
 @OVER
 @pytest.mark.proves("REG-13")

@@ -273,12 +273,19 @@ class Surfaces:
         return await self._tools.existing(sorted(one for one in names if one > after), caller, expected)
 
     async def search(
-        self, queries: Sequence[str], caller: Caller, limit: int, *, apps: bool = False
+        self,
+        queries: Sequence[str],
+        caller: Caller,
+        limit: int,
+        *,
+        apps: bool = False,
+        expected: Expected | None = None,
     ) -> list[tuple[SearchAnswer, list[Json]]]:
         """Search for several steps at once. Each answer comes with those of its tools that are deferred."""
         if not 1 <= len(queries) <= MOST_QUERIES or not 1 <= limit <= MOST_PER_QUERY:
             raise Failure("E3004", f"send 1 to {MOST_QUERIES} queries, and a limit from 1 to {MOST_PER_QUERY}")
-        found = [await self._tools.search(one, caller, limit, apps=apps) for one in queries]
+        usable = None if expected is None else await self._tools.usable(expected, caller)
+        found = [await self._tools.search(one, caller, limit, apps=apps, usable=usable) for one in queries]
         return [(answer, self.discovered(answer, caller)[1]) for answer in found]
 
     def discovered(self, answer: Sequence[FoundTool], caller: Caller) -> tuple[list[FoundTool], list[Json]]:

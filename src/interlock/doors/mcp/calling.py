@@ -32,7 +32,7 @@ from interlock.core.record import dataclass, step
 from interlock.data.schema import Json
 from interlock.doors.mcp.listing import EXPECTS, KEY, Form, Listing
 from interlock.doors.mcp.sampling import Question, sampled
-from interlock.doors.mcp.surface_tools import LOAD, SELECT, SurfaceTools
+from interlock.doors.mcp.surface_tools import LOAD, SEARCH, SELECT, SurfaceTools
 from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
@@ -153,13 +153,21 @@ class Calling:
         """The answer to a call of a tool that belongs to a surface itself, or its question; None for any other tool.
 
         `client` is how the client of the call is asked, if that is possible; `apps` is whether it shows interfaces.
+        A search finds no tool that is not what the client expects of it (`meta`).
         """
+        expected = self.expected(meta) if name == SEARCH else None
         selector = sampled(client()) if name == SELECT and client is not None else None
         if selector is not None and _SESSION in meta:
             _check_options(meta, None)
         try:
             return await self._surface_tools.call(
-                name, arguments, caller, selector, session=meta.get(_SESSION, ""), apps=apps
+                name,
+                arguments,
+                caller,
+                selector,
+                session=meta.get(_SESSION, ""),
+                apps=apps,
+                expected=expected,
             )
         except Question as question:
             return question.result

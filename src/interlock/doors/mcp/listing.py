@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from interlock.api.comparisons import Expected
 
 PAGE = 250
-# In `_meta` of tools/list: what the client expects of tools, a schema of their input for each.
+# In `_meta` of tools/list and of a search: what the client expects of tools, a schema of their input for each.
 EXPECTS = "interlock/expects"
 _MOST_DESCRIBED = 20_000
 # Keywords that must stay at the root of a schema, where references to them lead.

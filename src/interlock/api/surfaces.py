@@ -24,7 +24,7 @@ from interlock.api.apps import is_for_apps
 from interlock.api.blocked import Blocked
 from interlock.api.deferred import deferred_ref
 from interlock.api.search import FoundTool, SearchAnswer
-from interlock.api.tools import Page
+from interlock.api.tools import Page, usable
 from interlock.call import endpoints
 from interlock.call.capability import SURFACE
 from interlock.call.context import Caller
@@ -284,8 +284,8 @@ class Surfaces:
         """Search for several steps at once. Each answer comes with those of its tools that are deferred."""
         if not 1 <= len(queries) <= MOST_QUERIES or not 1 <= limit <= MOST_PER_QUERY:
             raise Failure("E3004", f"send 1 to {MOST_QUERIES} queries, and a limit from 1 to {MOST_PER_QUERY}")
-        usable = None if expected is None else await self._tools.usable(expected, caller)
-        found = [await self._tools.search(one, caller, limit, apps=apps, usable=usable) for one in queries]
+        offers = None if expected is None else await usable(expected, caller, self._parts)
+        found = [await self._tools.search(one, caller, limit, apps=apps, usable=offers) for one in queries]
         return [(answer, self.discovered(answer, caller)[1]) for answer in found]
 
     def discovered(self, answer: Sequence[FoundTool], caller: Caller) -> tuple[list[FoundTool], list[Json]]:
@@ -326,8 +326,8 @@ class Surfaces:
         """Search at an endpoint: the whole answer, the loaded tools of it, and the deferred ones."""
         if self.concern(door):
             caller = await self.attach(caller, door)
-        usable = None if expected is None else await self._tools.usable(expected, caller)
-        answer = await self._tools.search(query, caller, limit, by, usable=usable)
+        offers = None if expected is None else await usable(expected, caller, self._parts)
+        answer = await self._tools.search(query, caller, limit, by, usable=offers)
         return answer, *self.discovered(answer, caller)
 
     async def load(self, names: Sequence[str], caller: Caller, *, apps: bool = True) -> list[Version]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from interlock.api.comparisons import Expected, Match
     from interlock.api.parts import Parts
 
-__all__ = ["DEFAULT_LIMIT", "PAGE", "Page", "Tools", "sees"]
+__all__ = ["DEFAULT_LIMIT", "PAGE", "Page", "Tools", "sees", "usable"]
 
 PAGE = 100
 Usable = Callable[[Version], bool]
@@ -68,31 +68,12 @@ class Tools:
     ) -> Iterator[Version]:
         """The same, one after the other; from behind a name on, or among some tools."""
         kept_out = self._parts.quarantine.holds
-        usable = await self.usable(expected, caller)
+        offers = await usable(expected, caller, self._parts)
         return (
             one
             for one in await self._parts.catalog.newest(caller.capability, after, among)
-            if self.sees(caller, one) and not kept_out(one.row.digest) and usable(one)
+            if self.sees(caller, one) and not kept_out(one.row.digest) and offers(one)
         )
-
-    async def usable(self, expected: Expected | None, caller: Caller) -> Usable:
-        """Whether a tool is one that a caller can use who expects this of tools. It remembers its answers.
-
-        What is expected of one tool under several of its names has to be offered all together.
-        """
-        if expected is None:
-            return _any
-        from interlock.api.comparisons import checked, match  # for agents that expect something; most do not
-
-        wanted: dict[str, list[Any]] = {}
-        for name, schema in checked(expected):
-            wanted.setdefault(await self._parts.catalog.address(name, caller.capability), []).append(schema)
-
-        @cache
-        def offers(version: Version) -> bool:
-            return all(match(version, schema).usable for schema in wanted.get(version.row.address, ()))
-
-        return offers
 
     async def negotiate(self, expected: Expected, caller: Caller) -> list[Match]:
         """Compare tools with what an agent expects of them; E3101 for one that the caller does not see."""
@@ -154,7 +135,7 @@ class Tools:
         Tools of which the caller expects something that they do not offer are left out.
         """
         catalog, kept_out = self._parts.catalog, self._parts.quarantine.holds
-        usable = await self.usable(expected, caller)
+        offers = await usable(expected, caller, self._parts)
         await catalog.current()
         known = catalog.known if caller.capability is None or not caller.capability.narrows else _unknown
         found: list[Version] = []
@@ -165,7 +146,7 @@ class Tools:
                     found.append(await self.find(address, None, caller))
             elif self.sees(caller, version) and not kept_out(version.row.digest):
                 found.append(version)
-        return [one for one in found if usable(one)]
+        return [one for one in found if offers(one)]
 
     def sees(self, caller: Caller, version: Version) -> bool:
         """Whether a tool exists for a caller: their token and scopes cover it, and the operator has not excluded it."""
@@ -232,6 +213,26 @@ class Tools:
 
 def _unknown(_: str) -> None:
     return None
+
+
+async def usable(expected: Expected | None, caller: Caller, parts: Parts) -> Usable:
+    """Whether a tool is one that a caller can use who expects this of tools. It remembers its answers.
+
+    What is expected of one tool under several of its names has to be offered all together.
+    """
+    if expected is None:
+        return _any
+    from interlock.api.comparisons import checked, match  # for agents that expect something; most do not
+
+    wanted: dict[str, list[Any]] = {}
+    for name, schema in checked(expected):
+        wanted.setdefault(await parts.catalog.address(name, caller.capability), []).append(schema)
+
+    @cache
+    def offers(version: Version) -> bool:
+        return all(match(version, schema).usable for schema in wanted.get(version.row.address, ()))
+
+    return offers
 
 
 def _any(_: Version) -> bool:

@@ -30,9 +30,9 @@ from interlock.contract.attached import for_models
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass, step
 from interlock.data.schema import Json
-from interlock.doors.mcp.listing import EXPECTS, KEY, Form, Listing
+from interlock.doors.mcp.listing import KEY, Form, Listing
 from interlock.doors.mcp.sampling import Question, sampled
-from interlock.doors.mcp.surface_tools import LOAD, SEARCH, SELECT, SurfaceTools
+from interlock.doors.mcp.surface_tools import LOAD, SELECT, SurfaceTools
 from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
@@ -149,40 +149,24 @@ class Calling:
         *,
         meta: Mapping[str, Any],
         apps: bool = False,
+        expected: Expected | None = None,
     ) -> Json | None:
         """The answer to a call of a tool that belongs to a surface itself, or its question; None for any other tool.
 
         `client` is how the client of the call is asked, if that is possible; `apps` is whether it shows interfaces.
-        A search finds no tool that is not what the client expects of it (`meta`).
+        A search finds no tool that is not what the client expects of it (`expected`).
         """
-        expected = self.expected(meta) if name == SEARCH else None
         selector = sampled(client()) if name == SELECT and client is not None else None
         if selector is not None and _SESSION in meta:
             _check_options(meta, None)
         try:
             return await self._surface_tools.call(
-                name,
-                arguments,
-                caller,
-                selector,
-                session=meta.get(_SESSION, ""),
-                apps=apps,
-                expected=expected,
+                name, arguments, caller, selector, session=meta.get(_SESSION, ""), apps=apps, expected=expected
             )
         except Question as question:
             return question.result
         except Failure as failure:
             return failed(failure, no_trace(), {})
-
-    def expected(self, meta: Mapping[str, Any]) -> Expected | None:
-        """The schemas that a client expects of tools, by address; None if it expects nothing."""
-        sent: Any = meta.get(EXPECTS)
-        if sent is None:
-            return None
-        if not isinstance(sent, dict):
-            raise Fault(INVALID_PARAMS, f"_meta[{EXPECTS!r}] must be an object, a schema for each tool")
-        # Two names may be those of one tool: its id and the name at its upstream.
-        return [(self._names.address(name), schema) for name, schema in cast("Json", sent).items()]
 
     @staticmethod
     def samples(client: Interaction | None) -> bool:

@@ -45,10 +45,15 @@ PACKAGE = Path(__file__).parents[1] / "packages" / "search-encoder" / "src" / "i
 
 
 async def run(plan: Plan) -> list[Table]:
-    folder = plan.folder or sets.HERE
-    tables = [_quality(sets.load(one), 60 if plan.quick else 400) for one in sets.found(folder)]
-    chosen = [selection_table(sets.load(one), 60 if plan.quick else 300) for one in sets.found(folder)]
-    return [*tables, *chosen, _speed(plan.quick), _whole(plan.quick), choice_table()]
+    tables = set_tables(plan.folder or sets.HERE, quick=plan.quick)
+    return [*tables, _speed(plan.quick), _whole(plan.quick), choice_table()]
+
+
+def set_tables(folder: Path, *, quick: bool) -> list[Table]:
+    """How well the tools of each set in a folder are found and selected."""
+    loaded = [sets.load(one) for one in sets.found(folder)]
+    tables = [_quality(one, 60 if quick else 400) for one in loaded]
+    return [*tables, *(selection_table(one, 60 if quick else 300) for one in loaded)]
 
 
 def selection_table(told: sets.Set, most: int) -> Table:

@@ -23,7 +23,7 @@ from interlock.telemetry.trace import Recording
 from interlock.testing import FakeClock
 from tests import processes, sample
 from tests.gateway import isolated_tools as cell
-from tests.support.batches import gates, prepare, running
+from tests.support.batches import gates, others_would_have_begun, prepare, running
 from tests.support.calls import admit, records, until
 from tests.support.metrics import render
 
@@ -112,6 +112,30 @@ async def test_a_call_is_queued_after_it_is_allowed_and_before_anything_of_it_ru
     assert ("tool.invocation.started" in heard[second]) is not stopped
     assert ran.count("post 0") == (1 if stopped else 2)
     assert [len(records(app, one)) for one in (first, second)] == [1, 1]
+
+
+@pytest.mark.proves("LIFE-02")
+async def test_a_call_that_must_run_alone_begins_with_its_first_step_after_the_call_before_it_has_ended(
+    app: Interlock,
+) -> None:
+    await prepare(app)
+    ran = _hooks(app)
+    heard: list[tuple[str, str]] = []
+    app.listen(lambda event: heard.append((event.invocation_id, event.type)))
+    task = asyncio.create_task(app.batch([app.request("b.alone", {"number": number}) for number in (0, 1)]))
+    await until(lambda: running == {0})
+    await others_would_have_begun()
+    first = heard[0][0]
+    assert {call for call, _ in heard} == {first}
+    assert ran == ["pre 0"]
+    gates[0].set()
+    await until(lambda: running == {1})
+    gates[1].set()
+    assert [one.value for one in await task] == [0, 1]
+    last = max(at for at, (call, _) in enumerate(heard) if call == first)
+    assert heard[last] == (first, "tool.result.created")
+    assert first not in {call for call, _ in heard[last + 1 :]}
+    assert min(at for at, (call, _) in enumerate(heard) if call != first) == last + 1
 
 
 @pytest.mark.proves("LIFE-02")

@@ -9,24 +9,19 @@ from typing import Any, TypeGuard
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from interlock.core.errors import Failure
 from interlock.data.schema import close
-from interlock.registry.compat import (
-    RANK,
-    CompatOutcome,
-    VersionSurface,
-    classify,
-    contains,
-    negotiate,
-    require_bump,
-)
+from interlock.registry.compat import RANK, VersionSurface, classify, require_bump
+from interlock.registry.containment import contains
+from interlock.registry.negotiation import CompatOutcome, negotiate
 from tests.support.each import each
 
 Schema = Any
 TEXT, COUNT = {"type": "string"}, {"type": "integer"}
+CLOSED = {"type": "object", "properties": {"p": TEXT}, "additionalProperties": False}
 CLASSES = pytest.mark.proves("REG-06")
 NEGOTIATED = pytest.mark.proves("REG-13")
 
@@ -190,6 +185,10 @@ flat = objects_of(leaves)
 parts = st.one_of(leaves, leaves, arrays_of(leaves), flat)
 objects = objects_of(parts)
 schemas = st.one_of(parts, objects, arrays_of(parts), few(parts, 3).map(keyed("anyOf")))
+
+
+def without_names(schema: Schema) -> Schema:
+    return {key: part for key, part in schema.items() if key not in ("properties", "required")}
 
 
 @st.composite
@@ -665,18 +664,60 @@ def test_a_schema_that_is_none_is_refused_and_a_huge_one_is_compared_whole() -> 
 # Negotiation
 
 
-@settings(max_examples=250, deadline=None)
+def accepted_names(offered: Schema) -> list[set[str]]:
+    """The sets of names that an object may have, whatever the values: all are tried."""
+    kept = ("type", "required", "minProperties", "maxProperties", "propertyNames", "not")
+    shell: Schema = {key: offered[key] for key in kept if key in offered}
+    shell["properties"] = {name: part is not False for name, part in offered["properties"].items()}
+    shell["additionalProperties"] = offered.get("additionalProperties") is not False
+    some_names: list[str] = [*NAMES, "d", "e", "f"]
+    sets = [set(names) for size in range(len(some_names) + 1) for names in combinations(some_names, size)]
+    fits = fitting(shell, [dict.fromkeys(names, 0) for names in sets])
+    return [names for names, fit in zip(sets, fits, strict=True) if fit]
+
+
+def takes_others(offered: Schema, parts: set[str], others: Schema) -> bool:
+    """Whether it surely takes any other field with these values."""
+    fields = {name: part for name, part in offered["properties"].items() if name not in parts}
+    whole = offered.keys() & {"maxProperties", "propertyNames", "not"}
+    return not whole and all(
+        contains(part, others) for part in (*fields.values(), offered.get("additionalProperties", True))
+    )
+
+
+@settings(max_examples=400, deadline=None)
 @given(flat, flat)
 @NEGOTIATED
 def test_negotiation_agrees_with_the_inclusion_of_sets(expected: Schema, offered: Schema) -> None:
     wanted, given_parts = expected["properties"], offered["properties"]
     required = set(expected.get("required", ()))
+    parts = wanted.keys() | required
+    assume(parts)
+    others = expected.get("additionalProperties", True)
+    stated = others if spelt(others) and others else None
     met = {
         name
-        for name in wanted.keys() | required
-        if name in given_parts and (name not in wanted or contains(given_parts[name], wanted[name]))
+        for name in parts
+        if given_parts.get(name, False) is not False
+        and (
+            contains(given_parts[name], wanted[name])
+            if name in wanted
+            else stated is None or contains(given_parts[name], stated)
+        )
     }
-    lacking = (wanted.keys() | required) - met
+    accepted = accepted_names(offered)
+
+    def together(names: set[str]) -> bool:
+        return any(names <= one for one in accepted)
+
+    alone: set[str] = {name for name in met if not together({name})}
+    if together(required & met):
+        refused = {name for name in met if not together({name, *(required & met)})}
+    else:
+        refused = alone if alone & required else alone | (required & met)
+    lacking = (parts - met) | refused
+    if stated is not None and not takes_others(offered, set(parts), stated):
+        lacking.add("*")
     found = negotiate(expected, offered)
     assert set(found.missing) == lacking
     assert len(found.missing) == len(lacking)
@@ -686,6 +727,21 @@ def test_negotiation_agrees_with_the_inclusion_of_sets(expected: Schema, offered
         CompatOutcome.INCOMPATIBLE: bool(lacking & required),
     }
     assert [outcome for outcome, holds in outcomes.items() if holds] == [found.outcome]
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.one_of(leaves, arrays_of(leaves), objects_of(leaves).map(without_names), few(flat).map(keyed("anyOf"))), flat)
+@NEGOTIATED
+def test_an_expectation_without_named_fields_is_offered_if_it_is_included(expected: Schema, offered: Schema) -> None:
+    found = negotiate(expected, offered)
+    nothing = expected in (True, {}, {"type": "object"}) or expected == {"type": "object", "additionalProperties": True}
+    assert found.missing == ()
+    assert found.outcome == ("FULL_MATCH" if nothing or contains(offered, expected) else "INCOMPATIBLE")
+    if found.outcome == "FULL_MATCH" and not nothing:
+        wrong = [
+            v for v, sent, takes_it in zip(WORLD, fitting(expected), fitting(offered), strict=True) if sent > takes_it
+        ]
+        assert not wrong
 
 
 @NEGOTIATED
@@ -712,4 +768,69 @@ def test_what_an_agent_expects_without_naming_fields_is_offered_whole_or_not_at_
     union = {"anyOf": [takes(TEXT, required=["p"]), takes(COUNT, required=["p"])]}
     assert negotiate(union, union).outcome == "FULL_MATCH"
     assert negotiate(union, takes(TEXT)).outcome == "INCOMPATIBLE"
-    assert negotiate(True, takes(TEXT)).outcome == "FULL_MATCH"
+
+
+@NEGOTIATED
+@each(
+    ("expected", "offered", "outcome", "missing"),
+    [
+        # Anything, and any object, expect nothing. What is sent to nobody is taken by everybody.
+        (True, takes(TEXT), "FULL_MATCH", ()),
+        ({}, takes(TEXT), "FULL_MATCH", ()),
+        ({"type": "object"}, takes(TEXT), "FULL_MATCH", ()),
+        (False, takes(TEXT), "FULL_MATCH", ()),
+        # Other values than objects are no input, and an open object does not fit into a closed one.
+        ({"type": "array"}, takes(TEXT), "INCOMPATIBLE", ()),
+        ({"type": "string"}, takes(TEXT), "INCOMPATIBLE", ()),
+        ({"type": ["object", "null"], "properties": {"p": TEXT}}, takes(TEXT), "INCOMPATIBLE", ()),
+        ({"type": "object", "additionalProperties": TEXT}, CLOSED, "INCOMPATIBLE", ()),
+        ({"type": "object", "additionalProperties": TEXT}, {"type": "object"}, "FULL_MATCH", ()),
+        ({"type": "object", "additionalProperties": False}, takes(TEXT), "FULL_MATCH", ()),
+        ({"type": "object", "additionalProperties": False}, takes(TEXT, required=["p"]), "INCOMPATIBLE", ()),
+        ({"type": "object", "patternProperties": {"^x": TEXT}}, CLOSED, "INCOMPATIBLE", ()),
+        # Beside named fields, those of other names are one more optional part.
+        (takes(TEXT, additionalProperties=TEXT), CLOSED, "PARTIAL_MATCH", ("*",)),
+        (takes(TEXT, additionalProperties=TEXT), takes(TEXT, additionalProperties=TEXT), "FULL_MATCH", ()),
+        (takes(TEXT, additionalProperties=False), CLOSED, "FULL_MATCH", ()),
+        ({"type": "object", "required": ["p"], "additionalProperties": COUNT}, takes(TEXT), "INCOMPATIBLE", ("p",)),
+        ({"type": "object", "required": ["p"]}, takes(False), "INCOMPATIBLE", ("p",)),
+    ],
+)
+def test_what_an_agent_expects_of_the_whole_object_is_compared_whole(
+    expected: Schema, offered: Schema, outcome: str, missing: tuple[str, ...]
+) -> None:
+    found = negotiate(expected, offered)
+    assert (found.outcome, found.missing) == (outcome, missing)
+
+
+@NEGOTIATED
+@each(
+    ("whole", "outcome", "missing"),
+    [
+        ({"not": {"required": ["p"]}}, "INCOMPATIBLE", ("p",)),
+        ({"not": {"properties": {"p": TEXT}, "required": ["p"]}}, "INCOMPATIBLE", ("p",)),
+        ({"not": {"anyOf": [{"required": ["q"]}, {"required": ["r"]}]}}, "INCOMPATIBLE", ("q", "r")),
+        ({"not": {"required": ["p", "q"]}}, "INCOMPATIBLE", ("p", "q")),
+        ({"not": {"required": ["q", "r"]}}, "PARTIAL_MATCH", ("r",)),
+        ({"not": {"required": ["x"]}}, "FULL_MATCH", ()),
+        ({"maxProperties": 1}, "INCOMPATIBLE", ("p", "q")),
+        ({"maxProperties": 2}, "PARTIAL_MATCH", ("r",)),
+        ({"maxProperties": 3}, "FULL_MATCH", ()),
+        ({"maxProperties": 3, "required": ["x", "y"]}, "INCOMPATIBLE", ("p", "q")),
+        ({"propertyNames": {"enum": ["p", "r"]}}, "INCOMPATIBLE", ("q",)),
+        ({"propertyNames": {"enum": ["p", "q"]}}, "PARTIAL_MATCH", ("r",)),
+        ({"allOf": [{"not": {"required": ["p"]}}, {"minProperties": 1}]}, "INCOMPATIBLE", ("p",)),
+        ({"anyOf": [{"not": {"required": ["p"]}}, {"maxProperties": 1}]}, "INCOMPATIBLE", ("p", "q")),
+        ({"oneOf": [{"not": {"required": ["p"]}}, {"required": ["q"]}]}, "FULL_MATCH", ()),
+        ({"dependentSchemas": {"p": {"not": {"required": ["q"]}}}}, "INCOMPATIBLE", ("p", "q")),
+        ({"dependentSchemas": {"r": False}}, "PARTIAL_MATCH", ("r",)),
+        # That it refuses some of what is expected does not show that it refuses all.
+        ({"not": {"properties": {"p": {"const": "a"}}, "required": ["p"]}}, "FULL_MATCH", ()),
+    ],
+)
+def test_a_part_that_the_whole_of_the_tool_s_schema_refuses_is_missing(
+    whole: Schema, outcome: str, missing: tuple[str, ...]
+) -> None:
+    parts = {"type": "object", "properties": {"p": TEXT, "q": COUNT, "r": TEXT}}
+    found = negotiate({**parts, "required": ["p", "q"]}, {**parts, **whole})
+    assert (found.outcome, found.missing) == (outcome, missing)

@@ -27,6 +27,7 @@ from interlock.search.onnx import OnnxEncoder
 from interlock.search.table import shipped
 from interlock.search.vectors import checked
 from interlock.search.wordpiece import WordPiece
+from tests.support.answers import typed_refusal
 from tests.support.calls import admit
 from tests.support.office import OFFERED
 from tests.support.wires import wired
@@ -95,6 +96,7 @@ async def test_a_service_finds_by_meaning_and_words_go_on_without_it(home: Path,
                 assert grpc[0].tool_id == "office.translate"
                 with pytest.raises(AioRpcError) as over_grpc:
                     await wires.discovered("translate a text", by="meaning")
+                assert typed_refusal(over_grpc.value).failure["error_code"] == "E3106"
                 assert over_grpc.value.code() is StatusCode.UNAVAILABLE
 
 

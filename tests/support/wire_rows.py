@@ -58,8 +58,8 @@ class Wire:
 
     # Tools
 
-    async def listed(self, token: str = "full", cursor: str | None = None) -> list[str]:
-        """The addresses of the listed tools, without those of the surface itself."""
+    async def listed(self, token: str = "full", cursor: str | None = None, expected: Json | None = None) -> list[str]:
+        """The addresses of the listed tools, without those of the surface itself; of those that are as expected."""
         raise self._lacks("lists")
 
     async def listing(self) -> str:
@@ -74,7 +74,7 @@ class Wire:
         """All that the wire tells about a tool to those who describe or load it, and whether it refuses."""
         raise self._lacks("descriptions")
 
-    async def search(self, query: str) -> Heard:
+    async def search(self, query: str, expected: Json | None = None) -> Heard:
         """The data: the tools, the deferred ones, the outcome and the servers that are pending."""
         raise self._lacks("searches")
 
@@ -143,8 +143,8 @@ class Library(Wire):
         files = left(one.document() for one in result.artifacts)
         return Heard(text, "OK", result.value, result.metadata, files=files, trace_id=trace_id)
 
-    async def listed(self, token: str = "full", cursor: str | None = None) -> list[str]:
-        return [one.row.address for one in await self._ends.service.tools.visible(await self._caller(token))]
+    async def listed(self, token: str = "full", cursor: str | None = None, expected: Json | None = None) -> list[str]:
+        return [one.row.address for one in await self._ends.service.tools.visible(await self._caller(token), expected)]
 
     async def surface(self) -> Json:
         return await self._ends.service.surface_views.show(by=await self._caller("full"))
@@ -207,8 +207,8 @@ class Rest(Wire):
         answer = await self._ends.knock("POST", "/v1/tools/invoke", body, _header(authorization))
         return str(answer.status_code), _code(answer.json().get("error"))
 
-    async def listed(self, token: str = "full", cursor: str | None = None) -> list[str]:
-        query = {} if cursor is None else {"cursor": cursor}
+    async def listed(self, token: str = "full", cursor: str | None = None, expected: Json | None = None) -> list[str]:
+        query = _given(cursor=cursor, expected=None if expected is None else _json(expected))
         return [one["tool_id"] for one in (await self._get("/v1/tools", token, **query)).json()["tools"]]
 
     async def listing(self) -> str:
@@ -227,8 +227,9 @@ class Rest(Wire):
         texts = [(await self._get(path)).text for path in (f"/v1/tools/{tool}", f"/v1/tools/{tool}/versions")]
         return str([*texts, await self.load(tool)])
 
-    async def search(self, query: str) -> Heard:
-        answer = await self._get("/v1/tools", q=query)
+    async def search(self, query: str, expected: Json | None = None) -> Heard:
+        sent = _given(expected=None if expected is None else _json(expected))
+        answer = await self._get("/v1/tools", q=query, **sent)
         return Heard(answer.text, answer.status_code, answer.json())
 
     async def load(self, tool: str) -> str:
@@ -291,8 +292,8 @@ class JsonRpc(Wire):
     async def _result(self, method: str, params: Json, token: str = "full") -> Any:
         return (await self._ends.rpc(method, params, token))["result"]
 
-    async def listed(self, token: str = "full", cursor: str | None = None) -> list[str]:
-        result = await self._result("tools.list", {} if cursor is None else {"cursor": cursor}, token)
+    async def listed(self, token: str = "full", cursor: str | None = None, expected: Json | None = None) -> list[str]:
+        result = await self._result("tools.list", _given(cursor=cursor, expected=expected), token)
         return [one["tool_id"] for one in result["tools"]]
 
     async def listing(self) -> str:
@@ -305,8 +306,8 @@ class JsonRpc(Wire):
     async def described(self, tool: str) -> str:
         return await self._ends.rpc_text("tools.describe", {"tool_id": tool}) + await self.load(tool)
 
-    async def search(self, query: str) -> Heard:
-        text = await self._ends.rpc_text("tools.search", {"query": query})
+    async def search(self, query: str, expected: Json | None = None) -> Heard:
+        text = await self._ends.rpc_text("tools.search", {"query": query, **_given(expected=expected)})
         return Heard(text, 0, orjson.loads(text).get("result"))
 
     async def load(self, tool: str) -> str:
@@ -371,8 +372,9 @@ class Grpc(Wire):
             return error.code().name, typed_refusal(error).triple[0]
         return "OK", None
 
-    async def listed(self, token: str = "full", cursor: str | None = None) -> list[str]:
-        request = messages.DiscoverRequest(page_token=cursor or "")
+    async def listed(self, token: str = "full", cursor: str | None = None, expected: Json | None = None) -> list[str]:
+        sent = None if expected is None else orjson.dumps(expected)
+        request = messages.DiscoverRequest(page_token=cursor or "", expected_json=sent)
         found = await self._ends.stub.Discover(request, metadata=self._ends.metadata(token))
         return [one.tool_id for one in found.tools]
 
@@ -390,10 +392,10 @@ class Grpc(Wire):
         describing = self._ends.stub.Describe(messages.DescribeRequest(tool_id=tool), metadata=self._ends.metadata())
         return str([await _text(describing), await self.load(tool)])
 
-    async def search(self, query: str) -> Heard:
-        answer = await self._ends.stub.Discover(
-            messages.DiscoverRequest(query=query), metadata=self._ends.metadata()
-        )  # fmt: skip
+    async def search(self, query: str, expected: Json | None = None) -> Heard:
+        sent = None if expected is None else orjson.dumps(expected)
+        request = messages.DiscoverRequest(query=query, expected_json=sent)
+        answer = await self._ends.stub.Discover(request, metadata=self._ends.metadata())
         data: Json = {
             "deferred": [orjson.loads(one) for one in answer.deferred_json],
             "tools": [{"tool_id": one.tool_id} for one in answer.tools],
@@ -484,9 +486,9 @@ class Mcp(Wire):
     async def _request(self, method: str, params: Json, token: str = "full") -> str:
         return await self._ends.mcp(method, params, modern=self.modern, token=token)
 
-    async def tool(self, name: str, arguments: Json) -> str:
+    async def tool(self, name: str, arguments: Json, expected: Json | None = None) -> str:
         """The answer of one of the tools that are there over MCP only."""
-        return await self._request("tools/call", {"name": name, "arguments": arguments})
+        return await self._request("tools/call", {"name": name, "arguments": arguments, **_expects(expected)})
 
     async def heard(self, wish: Wish) -> Heard:
         name = wish.tool.replace(".", "-")
@@ -563,12 +565,13 @@ class Mcp(Wire):
         told: Json = orjson.loads(answer.text) if answer.text.startswith("{") else {}
         return str(answer.status_code), _code(told.get("interlock"))
 
-    async def listed(self, token: str = "full", cursor: str | None = None) -> list[str]:
+    async def listed(self, token: str = "full", cursor: str | None = None, expected: Json | None = None) -> list[str]:
         if self.by_sdk:
             async with self._ends.session(self.name, token) as client:
-                return [one.meta["interlock/address"] for one in (await client.list_tools(cursor=cursor)).tools]
-        place = {} if cursor is None else {"cursor": cursor}
-        found = orjson.loads(await self._request("tools/list", place, token))["result"]
+                answer = await client.list_tools(cursor=cursor, meta=_expects(expected).get("_meta"))
+                return [one.meta["interlock/address"] for one in answer.tools]
+        params = {**_given(cursor=cursor), **_expects(expected)}
+        found = orjson.loads(await self._request("tools/list", params, token))["result"]
         addresses = [one.get("_meta", {}).get("interlock/address") for one in found["tools"]]
         return [one for one in addresses if one is not None]
 
@@ -581,8 +584,8 @@ class Mcp(Wire):
     async def described(self, tool: str) -> str:
         return await self.load(tool)
 
-    async def search(self, query: str) -> Heard:
-        text = await self.tool("search_tools", {"queries": [query]})
+    async def search(self, query: str, expected: Json | None = None) -> Heard:
+        text = await self.tool("search_tools", {"queries": [query]}, expected)
         result: Json = orjson.loads(text)["result"]
         found = result["structuredContent"]["results"][0]
         data: Json = {"pending": [], **found, "deferred": result.get("_meta", {}).get("interlock/deferred", [])}
@@ -615,6 +618,18 @@ KNOCK = Wish("demo.add", {"a": 1, "b": 1})
 
 def _traced(wish: Wish) -> dict[str, str]:
     return {"traceparent": wish.traceparent} if wish.traceparent else {}
+
+
+def _given(**parameters: Any) -> Json:
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def _json(document: Json) -> str:
+    return orjson.dumps(document).decode()
+
+
+def _expects(expected: Json | None) -> Json:
+    return {} if expected is None else {"_meta": {"interlock/expects": expected}}
 
 
 def _header(authorization: str | None) -> dict[str, str]:

@@ -22,6 +22,7 @@ from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.context import Caller
 from interlock.call.events import Event
+from interlock.data.schema import Json
 from tests.support.calls import admit
 from tests.support.identities import did_of
 from tests.surfaces.offices import offer
@@ -35,6 +36,8 @@ tenants = st.sampled_from(TENANTS)
 topics = st.sampled_from(TOPICS)
 doors = st.sampled_from(("rest", "mcp"))
 spaces, ends = st.sampled_from(("", "red.", "blue.")), st.sampled_from(("_of_red", "_of_blue", "_of", "", "x"))
+# What an agent expects of a tool: nothing, what these offer, and what they do not.
+EXPECTED: list[Json] = [{}, *({"type": "object", "required": [name]} for name in ("value", "loudness"))]
 asked_for = st.builds("{}{}{}".format, spaces, topics, ends)
 
 
@@ -106,13 +109,14 @@ class Tenants(RuleBasedStateMachine):
         grants = [ToolGrant(f"{tenant}.*" if every else f"{tenant}.{topic}_of_{tenant}")]
         self.run(self._issue(tenant, grants))
 
-    @rule(tenant=tenants, door=doors, query=asked_for)
-    def search(self, tenant: str, door: str, query: str) -> None:
-        self.told(tenant, query, self._search(tenant, door, query))
+    @rule(tenant=tenants, door=doors, query=asked_for, schema=st.none() | st.sampled_from(EXPECTED))
+    def search(self, tenant: str, door: str, query: str, schema: Any) -> None:
+        expected = None if schema is None else {query: schema}
+        self.told(tenant, query, self._search(tenant, door, query, expected))
 
-    async def _search(self, tenant: str, door: str, query: str) -> Any:
+    async def _search(self, tenant: str, door: str, query: str, expected: Json | None) -> Any:
         caller = await self.service.surfaces.attach(self.callers[tenant], door)
-        found, loaded, deferred = await self.service.surfaces.search_at(query, caller, door, 10, "both")
+        found, loaded, deferred = await self.service.surfaces.search_at(query, caller, door, 10, "both", expected)
         return [one.document() for one in (*found, *loaded)], deferred, found.facts()
 
     @rule(tenant=tenants, name=asked_for)
@@ -135,17 +139,25 @@ class Tenants(RuleBasedStateMachine):
         result = await self.service.calls.invoke(Ask(name, {"value": "x"}), caller, door=door)
         return result.document()
 
-    @rule(tenant=tenants, door=doors)
-    def look(self, tenant: str, door: str) -> None:
-        self.told(tenant, "", self._look(tenant, door))
+    @rule(tenant=tenants, door=doors, name=asked_for, schema=st.none() | st.sampled_from(EXPECTED))
+    def look(self, tenant: str, door: str, name: str, schema: Any) -> None:
+        expected = None if schema is None else {name: schema}
+        self.told(tenant, name, self._look(tenant, door, expected))
 
-    async def _look(self, tenant: str, door: str) -> Any:
+    async def _look(self, tenant: str, door: str, expected: Json | None) -> Any:
         caller = await self.service.surfaces.attach(self.callers[tenant], door)
-        page = await self.service.surfaces.page(caller, door, None, 100)
+        surfaces = self.service.surfaces
+        # MCP lists a surface with tools of its own before it.
+        if door == "mcp":
+            listed = await surfaces.listed(caller, "", expected)
+        else:
+            listed = (await surfaces.page(caller, door, None, 100, expected)).versions
+        # A surface that defers: whatever is expected puts nothing on it.
+        assert {one.row.address for one in listed} <= set(await surfaces.offered(caller))
         shown = await self.service.surface_views.show(by=self.callers[tenant])
         with pytest.raises(Failure) as refused:
             await self.service.surface_views.show(by=self.callers[tenant], who=_other(tenant))
-        return [one.row.address for one in page.versions], shown, refused.value.envelope("")
+        return [one.row.address for one in listed], shown, refused.value.envelope("")
 
     @rule(tenant=tenants, query=asked_for, budget=st.sampled_from((0, 40, 400, 4000)))
     def fit(self, tenant: str, query: str, budget: int) -> None:

@@ -6,7 +6,7 @@ A tool that does not offer a part which the agent requires is kept off its surfa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.contract.versions import bump_between
@@ -17,13 +17,15 @@ from interlock.data.schema import Json, compile_validator
 from interlock.registry.version import Version
 
 if TYPE_CHECKING:
-    from interlock.registry.compat import Negotiation, VersionSurface
+    from interlock.registry.compat import VersionSurface
+    from interlock.registry.negotiation import Negotiation
 
 MOST_EXPECTED = 1000
 # Values in all schemas together. Compiling and comparing them takes about 15 µs for each, on the event loop.
 MOST_EXPECTED_VALUES = 2500
 
-Expected = Mapping[str, Any] | str | bytes
+# A schema for each name, as an object or as JSON text. Pairs, where names were translated: a tool may have several.
+Expected = Mapping[str, Any] | Sequence[tuple[str, Any]] | str | bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Match:
 
     @property
     def usable(self) -> bool:
-        from interlock.registry.compat import CompatOutcome
+        from interlock.registry.negotiation import CompatOutcome
 
         return self.comparison.outcome is not CompatOutcome.INCOMPATIBLE
 
@@ -51,7 +53,7 @@ class Match:
 
 def match(version: Version, expected: Any) -> Match:
     """Compare a tool with what is expected of it."""
-    from interlock.registry.compat import negotiate
+    from interlock.registry.negotiation import negotiate
 
     return Match(version, negotiate(expected, version.contract.input.model_facing))
 
@@ -69,24 +71,25 @@ def _read(text: str | bytes) -> Mapping[str, Any]:
     return cast("Json", sent)
 
 
-def checked(expected: Expected) -> Mapping[str, Any]:
-    """Check that all expectations are schemas (E3004)."""
+def checked(expected: Expected) -> Sequence[tuple[str, Any]]:
+    """The expectations, each a name and a schema, after a check that all of them are schemas (E3004)."""
     if isinstance(expected, str | bytes):
         expected = _read(expected)
-    if len(expected) > MOST_EXPECTED:
+    pairs = list(expected.items()) if isinstance(expected, Mapping) else expected
+    if len(pairs) > MOST_EXPECTED:
         raise Failure("E3004", f"say what is expected of {MOST_EXPECTED} tools at most")
-    if _more_values(expected, MOST_EXPECTED_VALUES):
+    if _more_values([schema for _, schema in pairs], MOST_EXPECTED_VALUES):
         raise Failure(
             "E3004",
             f"the schemas of what is expected hold more than {MOST_EXPECTED_VALUES:,} values together",
             resolution="ask about fewer tools at a time, or state only the parts that you need",
         )
-    for name, schema in expected.items():
+    for name, schema in pairs:
         try:
             compile_validator(schema)
         except Failure as failure:
             raise Failure("E3004", f"what is expected of `{name}` is not a schema: {failure.message}") from None
-    return expected
+    return pairs
 
 
 def compare_versions(before: Version, after: Version) -> Json:

@@ -24,7 +24,7 @@ from interlock.api.apps import is_for_apps
 from interlock.api.blocked import Blocked
 from interlock.api.deferred import deferred_ref
 from interlock.api.search import FoundTool, SearchAnswer
-from interlock.api.tools import Page
+from interlock.api.tools import Page, usable
 from interlock.call import endpoints
 from interlock.call.capability import SURFACE
 from interlock.call.context import Caller
@@ -263,19 +263,29 @@ class Surfaces:
         for whole in self._whole.values():
             whole.clear()
 
-    async def listed(self, caller: Caller, after: str = "") -> list[Version]:
-        """The tools of a surface that the caller may use, in order of name; from behind a name on."""
+    async def listed(self, caller: Caller, after: str = "", expected: Expected | None = None) -> list[Version]:
+        """The tools of a surface that the caller may use, in order of name; from behind a name on.
+
+        Tools of which the caller expects something that they do not offer are left out.
+        """
         surface = caller.surface
         names = surface.listed if isinstance(surface, CallerSurface) else ()
-        return await self._tools.existing(sorted(one for one in names if one > after), caller)
+        return await self._tools.existing(sorted(one for one in names if one > after), caller, expected)
 
     async def search(
-        self, queries: Sequence[str], caller: Caller, limit: int, *, apps: bool = False
+        self,
+        queries: Sequence[str],
+        caller: Caller,
+        limit: int,
+        *,
+        apps: bool = False,
+        expected: Expected | None = None,
     ) -> list[tuple[SearchAnswer, list[Json]]]:
         """Search for several steps at once. Each answer comes with those of its tools that are deferred."""
         if not 1 <= len(queries) <= MOST_QUERIES or not 1 <= limit <= MOST_PER_QUERY:
             raise Failure("E3004", f"send 1 to {MOST_QUERIES} queries, and a limit from 1 to {MOST_PER_QUERY}")
-        found = [await self._tools.search(one, caller, limit, apps=apps) for one in queries]
+        offers = None if expected is None else await usable(expected, caller, self._parts)
+        found = [await self._tools.search(one, caller, limit, apps=apps, usable=offers) for one in queries]
         return [(answer, self.discovered(answer, caller)[1]) for answer in found]
 
     def discovered(self, answer: Sequence[FoundTool], caller: Caller) -> tuple[list[FoundTool], list[Json]]:
@@ -306,8 +316,8 @@ class Surfaces:
         """A page of the tools that a caller is offered at an endpoint: all of a surface that defers, else as ever."""
         if self.concern(door):
             caller = await self.attach(caller, door)
-            if caller.surface is not None and caller.surface.defers and expected is None:
-                return Page(await self.listed(caller, cursor or ""), None)
+            if caller.surface is not None and caller.surface.defers:
+                return Page(await self.listed(caller, cursor or "", expected), None)
         return await self._tools.page(caller, cursor, limit, expected)
 
     async def search_at(
@@ -316,7 +326,8 @@ class Surfaces:
         """Search at an endpoint: the whole answer, the loaded tools of it, and the deferred ones."""
         if self.concern(door):
             caller = await self.attach(caller, door)
-        answer = await self._tools.search(query, caller, limit, by, expected=expected)
+        offers = None if expected is None else await usable(expected, caller, self._parts)
+        answer = await self._tools.search(query, caller, limit, by, usable=offers)
         return answer, *self.discovered(answer, caller)
 
     async def load(self, names: Sequence[str], caller: Caller, *, apps: bool = True) -> list[Version]:

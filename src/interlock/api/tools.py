@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interlock.api.blocked import Blocked, credentials_of
 from interlock.api.denials import Denials
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
     from interlock.api.comparisons import Expected, Match
     from interlock.api.parts import Parts
 
-__all__ = ["DEFAULT_LIMIT", "PAGE", "Page", "Tools", "sees"]
+__all__ = ["DEFAULT_LIMIT", "PAGE", "Page", "Tools", "sees", "usable"]
 
 PAGE = 100
+Usable = Callable[[Version], bool]
 _ADDRESS = expression(r"[a-z][a-z0-9_-]{0,254}\.[a-z][a-z0-9_]{0,254}")
 
 
@@ -66,18 +68,18 @@ class Tools:
     ) -> Iterator[Version]:
         """The same, one after the other; from behind a name on, or among some tools."""
         kept_out = self._parts.quarantine.holds
-        usable = await _usable(expected, self._parts)
+        offers = await usable(expected, caller, self._parts)
         return (
             one
             for one in await self._parts.catalog.newest(caller.capability, after, among)
-            if self.sees(caller, one) and not kept_out(one.row.digest) and usable(one)
+            if self.sees(caller, one) and not kept_out(one.row.digest) and offers(one)
         )
 
     async def negotiate(self, expected: Expected, caller: Caller) -> list[Match]:
         """Compare tools with what an agent expects of them; E3101 for one that the caller does not see."""
         from interlock.api.comparisons import checked, match
 
-        return [match(await self.find(name, None, caller), schema) for name, schema in checked(expected).items()]
+        return [match(await self.find(name, None, caller), schema) for name, schema in checked(expected)]
 
     async def page(
         self, caller: Caller, cursor: str | None = None, limit: int = PAGE, expected: Expected | None = None
@@ -125,9 +127,15 @@ class Tools:
         self._parts.quarantine.check(version.row.digest, version.contract.ref, self._parts.clock.monotonic())
         return version
 
-    async def existing(self, addresses: Iterable[str], caller: Caller) -> list[Version]:
-        """Those of some tools that `find` finds, in the same order. One that it has found before costs a lookup."""
+    async def existing(
+        self, addresses: Iterable[str], caller: Caller, expected: Expected | None = None
+    ) -> list[Version]:
+        """Those of some tools that `find` finds, in the same order. One that it has found before costs a lookup.
+
+        Tools of which the caller expects something that they do not offer are left out.
+        """
         catalog, kept_out = self._parts.catalog, self._parts.quarantine.holds
+        offers = await usable(expected, caller, self._parts)
         await catalog.current()
         known = catalog.known if caller.capability is None or not caller.capability.narrows else _unknown
         found: list[Version] = []
@@ -138,7 +146,7 @@ class Tools:
                     found.append(await self.find(address, None, caller))
             elif self.sees(caller, version) and not kept_out(version.row.digest):
                 found.append(version)
-        return found
+        return [one for one in found if offers(one)]
 
     def sees(self, caller: Caller, version: Version) -> bool:
         """Whether a tool exists for a caller: their token and scopes cover it, and the operator has not excluded it."""
@@ -183,18 +191,17 @@ class Tools:
         by: str = "both",
         *,
         apps: bool = False,
-        expected: Expected | None = None,
+        usable: Usable | None = None,
     ) -> SearchAnswer:
         """The tools that fit a request best, best first; by words, meaning or both.
 
         Tools that the policy denies the caller, whatever they send, do not exist for a search. Nor do those for the
-        interfaces of MCP Apps alone, unless the client shows interfaces (`apps`), and those that are not what the
-        caller expects of them.
+        interfaces of MCP Apps alone, unless the client shows interfaces (`apps`), and those that are not `usable`:
+        not what the caller expects of them.
         """
-        usable = await _usable(expected, self._parts)
-        most = limit if expected is None or not 1 <= limit <= MOST_FOUND else MOST_FOUND
+        most = limit if usable is None or not 1 <= limit <= MOST_FOUND else MOST_FOUND
         answer = await self._search.find(query, caller, most, by, apps=apps, allowed=True)
-        if expected is not None:
+        if usable is not None:
             answer[:] = [one for one in answer if usable(one.version)][:limit]
         settings = self._parts.settings
         if settings.selection_searches and settings.selection_requests == "sealed" and answer:
@@ -208,15 +215,24 @@ def _unknown(_: str) -> None:
     return None
 
 
-async def _usable(expected: Expected | None, parts: Parts) -> Callable[[Version], bool]:
-    """Whether a tool is one that a caller can use who expects this of tools."""
+async def usable(expected: Expected | None, caller: Caller, parts: Parts) -> Usable:
+    """Whether a tool is one that a caller can use who expects this of tools. It remembers its answers.
+
+    What is expected of one tool under several of its names has to be offered all together.
+    """
     if expected is None:
         return _any
     from interlock.api.comparisons import checked, match  # for agents that expect something; most do not
 
-    address = parts.catalog.address
-    wanted = {await address(name): schema for name, schema in checked(expected).items()}
-    return lambda one: one.row.address not in wanted or match(one, wanted[one.row.address]).usable
+    wanted: dict[str, list[Any]] = {}
+    for name, schema in checked(expected):
+        wanted.setdefault(await parts.catalog.address(name, caller.capability), []).append(schema)
+
+    @cache
+    def offers(version: Version) -> bool:
+        return all(match(version, schema).usable for schema in wanted.get(version.row.address, ()))
+
+    return offers
 
 
 def _any(_: Version) -> bool:

@@ -308,7 +308,8 @@ class Catalog:
     async def address(self, name: str, capability: Capability | None = None) -> str:
         """Return the address for a name: itself, an alias, or the one tool of that bare name.
 
-        If there are several, the failure lists those that the token shows.
+        If there are several, the failure lists those that the token shows; a bare name of tools that it does not show
+        is like one that no tool has.
         """
         if len(name) > 600:
             raise Failure("E3101", "no tool has a name that long")
@@ -319,7 +320,7 @@ class Catalog:
         if len(candidates) > 1:
             candidates = [one for one in candidates if await self._shows(one, capability)]
             if not candidates:
-                raise await self.unknown(name, capability)
+                return name
             if not self.suggests:
                 raise Failure("E3101", f"`{name}` is ambiguous; name the tool with its namespace")
             listing = ", ".join(f"`{one}`" for one in candidates[:10])

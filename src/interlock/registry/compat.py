@@ -1,8 +1,8 @@
 """The difference between two versions of a contract, and whether it breaks callers or consumers.
 
-This module classifies a change: its class, the version bump it requires, and whether a tool offers what an agent
-expects. Everything rests on one question, does every value of one schema surely fit another, which `containment`
-answers for schemas that `expansion` has expanded. If it cannot be decided, the change is breaking.
+This module classifies a change: its class, and the version bump it requires. Everything rests on one question, does
+every value of one schema surely fit another, which `containment` answers for schemas that `expansion` has expanded. If
+it cannot be decided, the change is breaking.
 
 Inputs must keep accepting what they accepted: contains(new, old), once the lifecycle has filled the new defaults into
 top-level fields. Inputs are read closed, as the contract loader reads them. Outputs must stay within what was promised:
@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from enum import StrEnum
 from typing import Any, Literal
 
 from interlock.contract.versions import bump_between, may_break
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.data.schema import Json
-from interlock.registry.containment import contains, equivalent, holds, within
+from interlock.registry.containment import equivalent, holds, within
 from interlock.registry.expansion import (
     OPAQUE,
     RESIDUE,
@@ -78,20 +77,6 @@ class Difference:
     changes: tuple[Change, ...]
 
 
-class CompatOutcome(StrEnum):
-    FULL_MATCH = "FULL_MATCH"
-    PARTIAL_MATCH = "PARTIAL_MATCH"
-    INCOMPATIBLE = "INCOMPATIBLE"
-
-
-@dataclass(frozen=True, slots=True)
-class Negotiation:
-    """Whether a tool offers what an agent expects, and the parts that it does not offer."""
-
-    outcome: CompatOutcome
-    missing: tuple[str, ...] = ()
-
-
 # The questions
 
 
@@ -122,28 +107,6 @@ def require_bump(old_version: str, new_version: str, difference: Difference, bre
         )
     if difference.level == "major" and not breaking_changes:
         raise _refusal(f"`{new_version}` breaks callers but states breaking_changes false", difference)
-
-
-def negotiate(expected: Document, offered: Document) -> Negotiation:
-    """Check whether a tool offers every part an agent expects: the same field, taking at least the values expected.
-
-    The expected schema's `required` are the required parts, its other properties the optional ones.
-    """
-    wanted, given = object_of(expand(expected)), object_of(expand(offered))
-    parts: dict[str, Node] = wanted.get("properties", {})
-    required: list[str] = wanted.get("required", [])
-    there: dict[str, Node] = given.get("properties", {})
-    names = [*parts, *(name for name in required if name not in parts)]
-    missing = tuple(name for name in names if name not in there or not _offers(there[name], parts.get(name)))
-    # Parts that are not listed as properties (a union of objects) cannot be counted: they are offered whole or not.
-    opaque = bool(wanted.keys() & {"anyOf", "oneOf", "allOf", "enum", "const", OPAQUE})
-    if set(missing) & set(required) or (opaque and not contains(offered, expected)):
-        return Negotiation(CompatOutcome.INCOMPATIBLE, missing)
-    return Negotiation(CompatOutcome.PARTIAL_MATCH if missing else CompatOutcome.FULL_MATCH, missing)
-
-
-def _offers(offered: Node, expected: Node | None) -> bool:
-    return expected is None or within(offered, expected)
 
 
 def _refusal(message: str, difference: Difference) -> Failure:

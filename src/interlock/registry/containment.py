@@ -42,7 +42,7 @@ def within(wide: Node, narrow: Node) -> bool:
         return True
     pieces = _atoms(wide)
     return all(
-        holds(wide, atom.value) or _excluded(narrow, atom.value)
+        holds(wide, atom.value) or refuses(narrow, atom.value)
         if atom.kind == "value"
         else any(_covers(piece, atom) for piece in pieces)
         for atom in _atoms(narrow)
@@ -110,7 +110,7 @@ def _typed(schema: Json, residue: frozenset[str]) -> Iterator[_Atom]:
             yield _Atom(kind, keywords, residue, integral)
 
 
-def _excluded(schema: Node, value: Any) -> bool:
+def refuses(schema: Node, value: Any) -> bool:
     """Whether the value is surely not valid under the expanded schema."""
     text = key_of(schema)
     return f'"{OPAQUE}"' not in text and not _validator(text).is_valid(value)

@@ -36,6 +36,7 @@ from interlock.doors.mcp.surface_tools import LOAD, SELECT, SurfaceTools
 from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
+    from interlock.api.comparisons import Expected
     from interlock.gateway.fast_path import RunningRead
 
 _log = logging.getLogger("interlock.doors.mcp")
@@ -148,17 +149,19 @@ class Calling:
         *,
         meta: Mapping[str, Any],
         apps: bool = False,
+        expected: Expected | None = None,
     ) -> Json | None:
         """The answer to a call of a tool that belongs to a surface itself, or its question; None for any other tool.
 
         `client` is how the client of the call is asked, if that is possible; `apps` is whether it shows interfaces.
+        A search finds no tool that is not what the client expects of it (`expected`).
         """
         selector = sampled(client()) if name == SELECT and client is not None else None
         if selector is not None and _SESSION in meta:
             _check_options(meta, None)
         try:
             return await self._surface_tools.call(
-                name, arguments, caller, selector, session=meta.get(_SESSION, ""), apps=apps
+                name, arguments, caller, selector, session=meta.get(_SESSION, ""), apps=apps, expected=expected
             )
         except Question as question:
             return question.result

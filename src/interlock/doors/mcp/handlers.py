@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
@@ -37,8 +37,12 @@ from interlock.doors.mcp.elicitation import LEVEL, News, hear, hears_log, intera
 from interlock.doors.mcp.listing import EXPECTS, Listing, shows_apps
 from interlock.doors.mcp.notifications import Changes
 from interlock.doors.mcp.own_resources import TEMPLATE, is_own, read_own
+from interlock.doors.mcp.surface_tools import SEARCH
 from interlock.doors.mcp.suspended import SuspendedCalls
 from interlock.telemetry.w3c import joined
+
+if TYPE_CHECKING:
+    from interlock.api.comparisons import Expected
 
 Answer = Callable[[Context, Any], Awaitable[Json]]
 
@@ -85,14 +89,12 @@ class Handlers:
     # Lists
 
     async def _list_tools(self, ctx: Context, params: types.PaginatedRequestParams) -> Json:
-        expected = meta(ctx).get(EXPECTS)
-        if not isinstance(expected, dict | None):
-            raise MCPError(types.INVALID_PARAMS, f"_meta[{EXPECTS!r}] must be an object, a schema for each tool")
-        caller, wanted = await self._caller(ctx), cast("Json | None", expected)
+        expected = _expected(ctx, self._names)
+        caller = await self._caller(ctx)
         await self.changes.listed(ctx, caller)
         shows = _shows_apps(ctx)
         samples = self._calling.samples(interaction(ctx))
-        described, cursor = await self._listing.page(caller, params.cursor, wanted, shows_apps=shows, samples=samples)
+        described, cursor = await self._listing.page(caller, params.cursor, expected, shows_apps=shows, samples=samples)
         more = {} if cursor is None else {"nextCursor": cursor}
         return {"tools": [one.document for one in described], **_OWN, **more}
 
@@ -114,8 +116,9 @@ class Handlers:
         if caller.surface is not None:
             client = partial(interaction, ctx)
             apps = _shows_apps(ctx)
+            expected = _expected(ctx, self._names) if params.name == SEARCH else None
             found = await self._calling.on_surface(
-                params.name, params.arguments or {}, caller, client, meta=meta(ctx), apps=apps
+                params.name, params.arguments or {}, caller, client, meta=meta(ctx), apps=apps, expected=expected
             )
             if found is not None:
                 if self._calling.loads(params.name):
@@ -229,6 +232,17 @@ def _guarded(handler: Answer) -> Answer:
             raise faulty(fault_of(error)) from None
 
     return answer
+
+
+def _expected(ctx: Context, names: Names) -> Expected | None:
+    """The schemas that a client expects of tools, by address; None if it expects nothing."""
+    sent: Any = meta(ctx).get(EXPECTS)
+    if sent is None:
+        return None
+    if not isinstance(sent, dict):
+        raise MCPError(types.INVALID_PARAMS, f"_meta[{EXPECTS!r}] must be an object, a schema for each tool")
+    # Two names may be those of one tool: its id and the name at its upstream.
+    return [(names.address(name), schema) for name, schema in cast("Json", sent).items()]
 
 
 def _shows_apps(ctx: Context) -> bool:

@@ -15,9 +15,9 @@ nobody but the caller can say which two calls are one action. The operator of an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
@@ -34,8 +34,11 @@ from interlock.data.schema import Json
 from interlock.data.untrusted import members
 from interlock.doors.mcp.surface_tools import DOCUMENTS, SAMPLED
 
+if TYPE_CHECKING:
+    from interlock.api.comparisons import Expected
+
 PAGE = 250
-# In `_meta` of tools/list: what the client expects of tools, a schema of their input for each.
+# In `_meta` of tools/list and of a search: what the client expects of tools, a schema of their input for each.
 EXPECTS = "interlock/expects"
 _MOST_DESCRIBED = 20_000
 # Keywords that must stay at the root of a schema, where references to them lead.
@@ -101,26 +104,26 @@ class Listing:
         self,
         caller: Caller,
         cursor: str | None,
-        expected: Mapping[str, Any] | None = None,
+        expected: Expected | None = None,
         *,
         shows_apps: bool,
         samples: bool = False,
     ) -> tuple[Sequence[Described], str | None]:
         """Some of a caller's tools, and where to go on; without those that are not what the caller expects of them.
 
-        Of a surface, all that it lists. A caller who names tools by what is expected of them has no need of one.
-        `select_tool` is for clients whose model can be asked (`samples`). Tools for interfaces alone are listed to
-        clients that show interfaces: others would give them to their model.
+        Of a surface, all that it lists, with the tools that search and load others. `select_tool` is for clients whose
+        model can be asked (`samples`). Tools for interfaces alone are listed to clients that show interfaces: others
+        would give them to their model.
         """
-        if caller.surface is not None and caller.surface.defers and expected is None:
+        if caller.surface is not None and caller.surface.defers:
             # The first page has all of it. A cursor of an earlier time leads to nothing else.
-            listed = [self.described(version) for version in await self._service.surfaces.listed(caller, cursor or "")]
+            versions = await self._service.surfaces.listed(caller, cursor or "", expected)
+            listed = [self.described(version) for version in versions]
             if cursor is not None:
                 return [one for one in listed if shows_apps or not one.for_apps], None
             own = [*_SURFACE, *(_SAMPLED if samples else ())]
             return [*own, *(one for one in listed if shows_apps or not one.for_apps)], None
-        wanted = None if expected is None else {self._names.address(name): part for name, part in expected.items()}
-        page = await self._service.tools.page(caller, cursor, PAGE, wanted)
+        page = await self._service.tools.page(caller, cursor, PAGE, expected)
         found = [self.described(version) for version in page.versions]
         return [one for one in found if shows_apps or not one.for_apps], page.cursor
 

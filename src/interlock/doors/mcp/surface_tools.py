@@ -23,6 +23,7 @@ from interlock.data.schema import Json
 from interlock.window.reading import LONGEST, asked
 
 if TYPE_CHECKING:
+    from interlock.api.comparisons import Expected
     from interlock.selection.stages import Selector
 
 SEARCH: Final = "search_tools"
@@ -169,18 +170,21 @@ class SurfaceTools:
         *,
         session: str = "",
         apps: bool = False,
+        expected: Expected | None = None,
     ) -> Json | None:
         """The result of a call; None if it is a call of another tool. Raises Failure for a mistake of the model.
 
         Tools for interfaces alone are found by clients that show interfaces (`apps`). `selector` is the model of a
-        client that can be asked. Without one there is no `select_tool`. `session` is that of the call.
+        client that can be asked. Without one there is no `select_tool`. `session` is that of the call. A search finds
+        no tool that is not what the caller expects of it (`expected`).
         """
         if caller.surface is None or not caller.surface.defers:
             return None
         if name == SELECT and selector is not None:
             document, meta = await self._select(arguments, caller, selector, session)
         elif name in DOCUMENTS:
-            answers = {SEARCH: partial(self._search, apps=apps), LOAD: partial(self._load, apps=apps), READ: self._read}
+            search = partial(self._search, apps=apps, expected=expected)
+            answers = {SEARCH: search, LOAD: partial(self._load, apps=apps), READ: self._read}
             document, meta = await answers[name](arguments, caller)
         else:
             return None
@@ -188,7 +192,9 @@ class SurfaceTools:
         result: Json = {"content": content, "structuredContent": document, "resultType": "complete"}
         return {**result, "_meta": meta} if meta else result
 
-    async def _search(self, arguments: Json, caller: Caller, *, apps: bool) -> tuple[Json, Json]:
+    async def _search(
+        self, arguments: Json, caller: Caller, *, apps: bool, expected: Expected | None
+    ) -> tuple[Json, Json]:
         queries = _texts(arguments, "queries", {"queries", "limit"})
         limit = arguments.get("limit", _DEFAULT_LIMIT)
         if limit.__class__ is not int:
@@ -196,7 +202,7 @@ class SurfaceTools:
         surface = caller.surface
         results: list[Json] = []
         refs: dict[str, Json] = {}
-        answers = await self._surfaces.search(queries, caller, limit, apps=apps)
+        answers = await self._surfaces.search(queries, caller, limit, apps=apps, expected=expected)
         for query, (answer, deferred) in zip(queries, answers, strict=True):
             refs |= {one["tool_id"]: one for one in deferred}
             # The tools are in order of their scores, which say nothing more to a model.

@@ -355,7 +355,10 @@ def _opened(address: str) -> Any:
     """A connection of the driver as SQLAlchemy wants it, with the same bounds as that of a writer."""
     import psycopg
 
-    driver = psycopg.connect(address, autocommit=True, **keepalives())
+    try:
+        driver = psycopg.connect(address, autocommit=True, **keepalives())
+    except OSError as error:
+        raise translated(error) from None
     configure(driver, reading=False)
     driver.autocommit = False
     return driver

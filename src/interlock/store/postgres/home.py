@@ -84,8 +84,8 @@ class PostgresHome(Home):
         super().__init__(path)
         self.address = address
         self.admin_address = admin_address or address
-        # The id of the lease that this process has. Without one it may write, as it does when it opens the store.
-        self.lease = ""
+        # The lease that this process has. Without one it may write, as it does when it opens the store.
+        self._lease: Lease | None = None
         # The time of the transaction that is open, and the server's time at any moment.
         self._now_ms = 0
         self._time = ServerTime(_MACHINE)
@@ -198,6 +198,8 @@ class PostgresHome(Home):
                 return False
             raise
         except Failure:
+            if self._lease is not None:
+                self._lease.lost = True
             writer.execute("ROLLBACK")
             raise
         return True
@@ -284,12 +286,17 @@ class PostgresHome(Home):
     # Signs of life
 
     def instance(self, instance_id: str) -> Instance:
-        lease = Lease(self, instance_id, address=self.address, place=lambda: self.place, holds=self._hold)
+        lease = Lease(self, instance_id, address=self.address, place=self.place, holds=self._hold)
         return cast("Instance", lease)
 
-    def _hold(self, lease: str) -> None:
+    def _hold(self, lease: Lease | None) -> None:
         """Write under a lease from now on."""
-        self.lease = lease
+        self._lease = lease
+
+    @property
+    def lease(self) -> str:
+        """The id of the lease that this process has, if it has one."""
+        return "" if self._lease is None else self._lease.id
 
     def runs(self, owner: str) -> bool:
         return bool(self._living("AND id = ?", (owner,)))

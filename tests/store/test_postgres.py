@@ -410,6 +410,89 @@ async def test_a_process_that_lost_its_lease_may_not_write_any_more(home: Postgr
         await other.journal.commit(count)
 
 
+def nobody_else(home: PostgresHome) -> bool:
+    return home.others() == 0
+
+
+def may_be_migrated(home: PostgresHome) -> bool:
+    try:
+        home.refuse_in_use("0001", "0003", "0002")
+    except Failure as failure:
+        return failure.code != "E3804"
+    return True
+
+
+def may_be_copied(home: PostgresHome) -> bool:
+    return home.in_use() == 0
+
+
+async def until_leases_end(address: str) -> None:
+    """Wait until the server runs for long enough that a lease can have run out."""
+    with closing(psycopg.connect(address, autocommit=True)) as connection:
+
+        async def reached() -> bool:
+            return connection.execute(
+                "SELECT pg_postmaster_start_time() < clock_timestamp() - interval '15 s'"
+            ).fetchone() == (True,)
+
+        await until(reached)
+
+
+@pytest.mark.parametrize("decide", [nobody_else, may_be_migrated, may_be_copied])
+async def test_a_process_whose_lease_ran_out_may_not_write_after_a_decision_without_it(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch, decide: Callable[[PostgresHome], bool]
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 3600.0)
+    await until_leases_end(address)
+    async with Interlock.open(tmp_path / "other", store=address, housekeeping=False) as late:
+        copied(tmp_path / "other", tmp_path / "home")
+        home = home_at(tmp_path / "home", address)
+        assert isinstance(home, PostgresHome)
+        assert not decide(home)
+        run(address, f"UPDATE instance SET until_ms = 1 WHERE id = '{late.instance.id}'")
+        assert decide(home)
+        with pytest.raises(Failure, match="taken for dead"):
+            await late.journal.commit(count)
+        assert late.instance.lost
+
+
+@pytest.mark.parametrize("decide", [nobody_else, may_be_migrated, may_be_copied])
+async def test_no_lease_runs_out_until_everybody_had_time_to_renew_it_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decide: Callable[[PostgresHome], bool]
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 3600.0)
+    server = Server()
+    try:
+        async with Interlock.open(tmp_path / "other", store=server.address, housekeeping=False) as late:
+            copied(tmp_path / "other", tmp_path / "home")
+            home = home_at(tmp_path / "home", server.address)
+            assert isinstance(home, PostgresHome)
+            run(server.address, "UPDATE instance SET until_ms = 1")
+            assert not decide(home)
+            await late.journal.commit(count)
+    finally:
+        server.remove()
+
+
+async def test_the_sealing_key_is_not_changed_under_a_process_that_may_still_seal(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 3600.0)
+    await until_leases_end(address)
+    async with Interlock.open(tmp_path / "one", store=address, housekeeping=False) as one:
+        copied(tmp_path / "one", tmp_path / "two")
+        async with Interlock.open(tmp_path / "two", store=address, housekeeping=False) as two:
+            with pytest.raises(Failure) as refused:
+                await one.secrets.rotate_key(by="local:ann", others=one.home.others)
+            assert refused.value.code == "E3109"
+            run(address, f"UPDATE instance SET until_ms = 1 WHERE id = '{two.instance.id}'")
+            await one.secrets.rotate_key(by="local:ann", others=one.home.others)
+            with pytest.raises(Failure, match="taken for dead"):
+                await two.secrets.set("mail", "hunter2", by="local:ben")
+            await one.secrets.set("mail", "hunter3", by="local:ann")
+            assert await one.secrets.reseal_all(by="local:ann") == []
+
+
 def test_a_server_that_others_have_taken_for_dead_ends(tmp_path: Path, address: str) -> None:
     """Each of its calls would fail; whoever supervises it starts it again."""
     cli = Cli(tmp_path, {"INTERLOCK_STORE": address})

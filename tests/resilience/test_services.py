@@ -192,6 +192,49 @@ async def test_of_two_that_open_at_the_same_time_one_does_and_the_other_follows(
 
 
 @SHARED
+async def test_failures_that_each_of_two_processes_saw_open_it_together(tmp_path: Path, time: FakeClock) -> None:
+    async with opened(tmp_path, time) as one, opened(tmp_path, time) as two:
+        first, second = Services(one, time.clock), Services(two, time.clock)
+        for _ in range(2):
+            for services in (first, second):
+                assert call(services, DOWN) is None
+                await services.settle()
+        await notice(time, one, two)
+        assert call(first) is call(second) is None
+        assert call(second, DOWN) is None
+        await second.settle()
+        await notice(time, one, two)
+        assert call(first) == call(second) == "E3501"
+        assert recorded(one) == [("closed", "open")]
+
+        # When it is closed again, they begin anew.
+        await passes(time, 61, one, two)
+        for _ in range(3):
+            assert call(second) is None
+        await second.settle()
+        await notice(time, one, two)
+        for _ in range(2):
+            for services in (first, second):
+                assert call(services, DOWN) is None
+                await services.settle()
+        await notice(time, one, two)
+        assert call(first) is call(second) is None
+
+
+@SHARED
+async def test_failures_of_others_count_for_as_long_as_the_window(tmp_path: Path, time: FakeClock) -> None:
+    async with opened(tmp_path, time) as one, opened(tmp_path, time) as two:
+        first, second = Services(one, time.clock), Services(two, time.clock)
+        for _ in range(4):
+            assert call(first, DOWN) is None
+        await first.settle()
+        await passes(time, 61, one, two)
+        assert call(second, DOWN) is None
+        await second.settle()
+        assert call(second) is None
+
+
+@SHARED
 async def test_a_process_that_died_while_it_tried_does_not_keep_others_out(tmp_path: Path, time: FakeClock) -> None:
     async with opened(tmp_path, time) as journal:
         services = Services(journal, time.clock)
@@ -390,16 +433,19 @@ async def main() -> None:
     home.prepare()
     journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
     services, config = Services(journal, Clock()), CircuitBreakerConfig()
-    entries = [services.enter("bank", config) for _ in range(5)]
+    entries = [services.enter("bank", config) for _ in range(int(sys.argv[2]))]
     print("ready", flush=True)
     sys.stdin.readline()
     for entry in entries:
         entry.done(Failure("E3502"))
     await services.settle()
-    try:
-        services.enter("bank", config)
-    except Failure as failure:
-        print(failure.code)
+    for _ in range(2000):
+        try:
+            services.enter("bank", config).abandoned()
+        except Failure as failure:
+            print(failure.code)
+            break
+        await asyncio.sleep(0.01)  # until it is noticed
     await journal.close()
 
 asyncio.run(main())
@@ -407,10 +453,12 @@ asyncio.run(main())
 
 
 @SHARED
-def test_three_processes_that_fail_together_open_it_once(tmp_path: Path, time: FakeClock) -> None:
+@pytest.mark.parametrize("failures", [5, 2])
+def test_three_processes_that_fail_together_open_it_once(tmp_path: Path, time: FakeClock, failures: int) -> None:
+    """Each of them sees enough failures, or all of them together do."""
     nodes = [
         subprocess.Popen(
-            [*forked.python(), "-c", NODE, str(tmp_path)],
+            [*forked.python(), "-c", NODE, str(tmp_path), str(failures)],
             cwd=ROOT,
             text=True,
             stdin=subprocess.PIPE,

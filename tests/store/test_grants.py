@@ -44,7 +44,7 @@ class Roles:
         """A statement or a finding about these roles and tables."""
         names: dict[str, Any] = {name: getattr(self, name) for name in ("owner", "runtime", "stranger", "group")}
         tables = {name: f"{self.schema}.{name}" for name in ("journal", "anchor", "segment")}
-        return statement.format(**names, **tables)
+        return statement.format(**names, **tables, schema=self.schema, admin="postgres")
 
     def remove(self) -> None:
         names = ", ".join((self.owner, self.runtime, self.stranger, self.group))
@@ -90,6 +90,18 @@ def roles(postgres_server: Server) -> Generator[Roles]:
         "ALTER TABLE {segment} OWNER TO {group}",
         "the role `{group}` owns the table `segment`, and another one the store",
     ),
+    (
+        "ALTER SCHEMA {schema} OWNER TO {runtime}",
+        "the role `{runtime}` owns the schema `{schema}`, and another one the ledger in it",
+    ),
+    (
+        "ALTER SCHEMA {schema} OWNER TO {group}; GRANT {group} TO {runtime}",
+        "the role `{runtime}` is a member of the role `{group}`, which owns the schema and may drop the ledger",
+    ),
+    (
+        "ALTER SCHEMA {schema} OWNER TO {admin}; GRANT {admin} TO {runtime}",
+        "the role `{runtime}` is a member of the role `{admin}`, which owns the schema and may drop the ledger",
+    ),
 ], ids=str)  # fmt: skip
 async def test_a_right_to_change_the_ledger_is_found_whichever_way_a_role_came_by_it(
     tmp_path: Path, roles: Roles, statement: str, named: str
@@ -122,3 +134,26 @@ async def test_a_right_by_way_of_two_memberships_is_found(tmp_path: Path, roles:
         f"the role `{member}` is a member of the role `{roles.owner}`, which owns the ledger"
         for member in (roles.group, roles.stranger)
     ]
+
+
+async def test_the_owner_of_the_database_owns_a_schema_of_whoever_owns_the_database(
+    tmp_path: Path, roles: Roles
+) -> None:
+    """That is how the schema `public` is made since version 15."""
+    async with Interlock.open(tmp_path, store=roles.store, store_admin=roles.admin, housekeeping=False):
+        pass
+    roles.run(f"ALTER SCHEMA {roles.schema} OWNER TO pg_database_owner")
+
+    def faults() -> list[str]:
+        return [one.what for one in verify(home_at(tmp_path, roles.store)).faults]
+
+    assert faults() == []  # of a superuser
+    try:
+        roles.run(f"ALTER DATABASE postgres OWNER TO {roles.owner}")
+        assert faults() == []
+        roles.run(f"ALTER DATABASE postgres OWNER TO {roles.stranger}")
+        assert faults() == [
+            f"the role `{roles.stranger}` owns the schema `{roles.schema}`, and another one the ledger in it"
+        ]
+    finally:
+        roles.run("ALTER DATABASE postgres OWNER TO postgres")

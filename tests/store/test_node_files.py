@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
+import psycopg
 import pytest
 
-from interlock import Interlock
+from interlock import Failure, Interlock
 from interlock.api.config_diff import compare_machines
 from interlock.store.home import Home
 from interlock.store.node_files import describe, differences
@@ -62,6 +65,9 @@ BROKEN = (
     "[[trusted_issuers]]\njwks = '/dev/zero'\n[[trusted_issuers]]\njwks = \"\\u0000\"\n[[trusted_issuers]]\njwks = '.'",
     "counter = 'no_such_package.of_ours:count'",
     "not toml",
+    "large = 99999999999999999999999999",
+    f"deep = {'[' * 20_000}",
+    f"nested = {'[' * 300}{']' * 300}",
 )
 
 
@@ -160,6 +166,145 @@ def test_settings_that_cannot_be_used_end_no_lease(home_of: HomeOf, text: str) -
     files = describe(home_of(**{"settings.toml": text}))["files"]
     assert files["settings.toml"]
     assert not any(digest for name, digest in files.items() if name not in ("settings.toml", "manifests", "selection"))
+
+
+NO_UTF8 = b"\xff"
+
+
+def test_names_that_are_no_utf8_are_compared_as_they_are(tmp_path: Path) -> None:
+    home = Home(os.fsdecode(os.fsencode(tmp_path) + b"/" + NO_UTF8))
+    written(home.path)
+    before = orjson.dumps(describe(home))
+    for directory, ending, name in (
+        ("manifests", b".yaml", "manifests"),
+        ("keys/issuer", b".pem", "keys/issuer"),
+        ("selection", b".npz", "selection"),
+    ):
+        (home.path / directory).mkdir(parents=True, exist_ok=True)
+        prefix = b"router-" if directory == "selection" else b""
+        seen = {describe(home)["files"][name]}
+        for more in (b"", b"\xfe"):
+            path = os.fsencode(home.path / directory) + b"/" + prefix + NO_UTF8 + more + ending
+            Path(os.fsdecode(path)).write_text("x: 1")
+            seen.add(describe(home)["files"][name])
+        assert len(seen) == 3
+    assert orjson.dumps(describe(home)) != before
+
+
+FULL = """
+import asyncio, os, resource, sys
+from interlock import Interlock
+from interlock.store.postgres import leases
+
+leases.RENEW_EVERY_S = 0.05
+
+
+async def main() -> None:
+    async with Interlock.open(sys.argv[1], store=sys.argv[2], housekeeping=False) as app:
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, highest + 1))
+        try:
+            while True:
+                os.dup(0)
+        except OSError:
+            print(app.instance.id, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        print(app.instance.lost, flush=True)
+        os._exit(0)
+
+
+asyncio.run(main())
+"""
+
+
+async def test_a_lease_is_renewed_by_a_process_that_can_open_no_file(tmp_path: Path, postgres_server: Server) -> None:
+    address = postgres_server.new_schema()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FULL, tmp_path, address, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        instance = (await process.stdout.readline()).decode().strip()
+        with psycopg.connect(address, autocommit=True) as connection:
+
+            def until_ms() -> int:
+                row = connection.execute("SELECT until_ms FROM instance WHERE id = %s", (instance,)).fetchone()
+                assert row is not None
+                return row[0]
+
+            async def renewed() -> bool:
+                return until_ms() > before
+
+            for _ in range(3):
+                before = until_ms()
+                await until(renewed, "the lease is renewed")
+        assert (await process.communicate(b""))[0].decode().strip() == "False"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_lease_is_renewed_whatever_is_wrong_with_the_files(
+    tmp_path: Path, postgres_server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 0.01)
+    asked: list[Home] = []
+
+    def broken(home: Home) -> dict[str, Any]:
+        asked.append(home)
+        raise RuntimeError("a fault of ours")
+
+    async with Interlock.open(tmp_path / "home", store=postgres_server.new_schema(), housekeeping=False) as app:
+        before = list(app.home.signs_of_life())
+        lease = cast("leases.Lease", app.instance)
+        monkeypatch.setattr(leases, "describe", broken)
+
+        async def several() -> bool:
+            return len(asked) > 3
+
+        await until(several)
+        assert list(app.home.signs_of_life()) == before
+        assert not lease.lost
+        assert lease.sure()
+    assert [record.message for record in caplog.records if "lease" in record.message] == [
+        "a renewal of the lease met an error: RuntimeError('a fault of ours')"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_lease_that_nobody_renews_any_more_is_lost(
+    tmp_path: Path, postgres_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server looks at this, and ends."""
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 0.01)
+
+    def ends(_: leases.Lease) -> None:
+        raise SystemExit
+
+    async with Interlock.open(tmp_path / "home", store=postgres_server.new_schema(), housekeeping=False) as app:
+        assert not app.instance.lost
+        monkeypatch.setattr(leases.Lease, "_renew", ends)
+
+        async def lost() -> bool:
+            return app.instance.lost
+
+        await until(lost, "the lease is lost")
+
+
+async def test_a_process_whose_write_is_refused_for_its_lease_has_lost_it(
+    tmp_path: Path, postgres_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the thread that renews the lease hangs, for example in a network file system."""
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 3600.0)
+    address = postgres_server.new_schema()
+    async with Interlock.open(tmp_path / "home", store=address, housekeeping=False) as app:
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute("DELETE FROM instance")
+        assert not app.instance.lost
+        with pytest.raises(Failure, match="taken for dead"):
+            await app.journal.commit(lambda transaction: transaction.now_ms)
+        assert app.instance.lost
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "5", '{"execution": []}', '{"execution": {"kind": ["x"]}}', "[" * 100_000])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -26,7 +29,7 @@ from interlock.api.service import Service
 from interlock.audit.chain import verify
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.store import facts, verify_reads
+from interlock.store import facts, last_head, verify_reads
 from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.node_files import compare, differences, nodes
@@ -167,26 +170,124 @@ async def test_a_connection_that_was_cut_is_opened_again_and_the_unit_runs_once(
     assert counted(journal) == ("2", 2)
 
 
+class Cut:
+    """Cuts the connection of a journal while it commits, once, before or after the server has done so."""
+
+    def __init__(self, journal: Journal, monkeypatch: pytest.MonkeyPatch, *, arrives: bool, error: Exception) -> None:
+        self._broken, self._arrives, self._error = driver(journal), arrives, error
+        self._execute = self._broken.execute
+        monkeypatch.setattr(self._broken, "execute", self._cut)
+
+    def _cut(self, statement: bytes, *given: Any) -> Any:
+        if statement == b"COMMIT":
+            if self._arrives:
+                self._execute(statement)
+            if isinstance(self._error, psycopg.Error):
+                self._broken.close()
+            raise self._error
+        return self._execute(statement, *given)
+
+
+def failing_once(error: Exception, real: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that raises an error when it is called for the first time."""
+    left = [error]
+
+    def once(*given: Any, **named: Any) -> Any:
+        if left:
+            raise left.pop()
+        return real(*given, **named)
+
+    return once
+
+
+CUT = psycopg.OperationalError("the connection was cut")
+NO_FILE = OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.parametrize("error", [CUT, NO_FILE, MemoryError()], ids=repr)
+@pytest.mark.parametrize("units", [1, 3])
 @pytest.mark.parametrize("arrives", [True, False])
 async def test_a_commit_whose_answer_is_lost_counts_once(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch, arrives: bool
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, arrives: bool, units: int, error: Exception
 ) -> None:
     await journal.commit(count)
     broken = driver(journal)
-    execute = broken.execute
-
-    def cut(statement: bytes, *given: Any) -> Any:
-        if statement == b"COMMIT":
-            if arrives:
-                execute(statement)
-            broken.close()
-            raise psycopg.OperationalError("the connection was cut")
-        return execute(statement, *given)
-
-    monkeypatch.setattr(broken, "execute", cut)
-    await journal.commit(count)
+    Cut(journal, monkeypatch, arrives=arrives, error=error)
+    await asyncio.gather(*(journal.submit(count) for _ in range(units)))
     assert driver(journal) is not broken
-    assert counted(journal) == ("2", 2)
+    assert counted(journal) == (str(units + 1), units + 1)
+
+
+@pytest.mark.parametrize("error", [NO_FILE, MemoryError(), RuntimeError("can't start new thread")], ids=repr)
+@pytest.mark.parametrize("units", [1, 3])
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_lost_commit_counts_once_where_the_process_cannot_connect_at_once(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, arrives: bool, units: int, error: Exception
+) -> None:
+    """The process has no free file descriptor, or no memory, at the moment in which it connects again."""
+    await journal.commit(count)
+    Cut(journal, monkeypatch, arrives=arrives, error=CUT)
+    monkeypatch.setattr(psycopg, "connect", failing_once(error, psycopg.connect))
+    await asyncio.gather(*(journal.submit(count) for _ in range(units)))
+    assert counted(journal) == (str(units + 1), units + 1)
+
+
+@pytest.mark.parametrize("units", [1, 3])
+async def test_a_lost_commit_counts_once_where_the_next_connection_is_cut_as_well(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, units: int
+) -> None:
+    """The outcome is known, and the connection is lost again while the end of the chain is compared."""
+    await journal.commit(count)
+    Cut(journal, monkeypatch, arrives=True, error=CUT)
+    compare = failing_once(sqlite3.OperationalError("cut again"), last_head.refuse_lost)
+
+    def cut(reader: PostgresConnection, *known: Any) -> None:
+        try:
+            compare(reader, *known)
+        except sqlite3.OperationalError:
+            reader.hang_up()
+            raise
+
+    monkeypatch.setattr(last_head, "refuse_lost", cut)
+    await asyncio.gather(*(journal.submit(count) for _ in range(units)))
+    assert counted(journal) == (str(units + 1), units + 1)
+
+
+@pytest.mark.parametrize("units", [1, 3])
+async def test_what_is_committed_counts_once_whatever_fails_after_it(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, units: int
+) -> None:
+    await journal.commit(count)
+    monkeypatch.setattr("interlock.store.anchors.ANCHOR_AFTER_S", 0.0)
+    monkeypatch.setattr("interlock.store.anchors.note_anchor", failing_once(MemoryError(), lambda *_: None))
+    await asyncio.gather(*(journal.submit(count) for _ in range(units)))
+    assert counted(journal) == (str(units + 1), units + 1)
+
+
+def test_a_process_without_a_free_file_descriptor_is_told_that_the_store_cannot_be_reached(address: str) -> None:
+    script = """
+import os, resource, sqlite3, sys
+from interlock.store.postgres.connection import connected
+connected(sys.argv[1]).close()  # everything is loaded
+highest = max(map(int, os.listdir("/proc/self/fd")))
+resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, highest + 8))
+held = []
+while True:
+    try:
+        held.append(os.dup(0))
+    except OSError:
+        break
+for _ in range(6):
+    try:
+        connected(sys.argv[1]).close()
+    except sqlite3.OperationalError:
+        os.close(held.pop())
+    else:
+        break
+else:
+    sys.exit("never connected")
+"""
+    subprocess.run([sys.executable, "-c", script, address], check=True, timeout=60)
 
 
 async def test_a_process_that_ends_does_not_wait_for_ever_for_the_outcome_of_a_commit(
@@ -307,6 +408,89 @@ async def test_a_process_that_lost_its_lease_may_not_write_any_more(home: Postgr
             await late.journal.commit(count)
         assert fenced.value.code == "E3801"
         await other.journal.commit(count)
+
+
+def nobody_else(home: PostgresHome) -> bool:
+    return home.others() == 0
+
+
+def may_be_migrated(home: PostgresHome) -> bool:
+    try:
+        home.refuse_in_use("0001", "0003", "0002")
+    except Failure as failure:
+        return failure.code != "E3804"
+    return True
+
+
+def may_be_copied(home: PostgresHome) -> bool:
+    return home.in_use() == 0
+
+
+async def until_leases_end(address: str) -> None:
+    """Wait until the server runs for long enough that a lease can have run out."""
+    with closing(psycopg.connect(address, autocommit=True)) as connection:
+
+        async def reached() -> bool:
+            return connection.execute(
+                "SELECT pg_postmaster_start_time() < clock_timestamp() - interval '15 s'"
+            ).fetchone() == (True,)
+
+        await until(reached)
+
+
+@pytest.mark.parametrize("decide", [nobody_else, may_be_migrated, may_be_copied])
+async def test_a_process_whose_lease_ran_out_may_not_write_after_a_decision_without_it(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch, decide: Callable[[PostgresHome], bool]
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 3600.0)
+    await until_leases_end(address)
+    async with Interlock.open(tmp_path / "other", store=address, housekeeping=False) as late:
+        copied(tmp_path / "other", tmp_path / "home")
+        home = home_at(tmp_path / "home", address)
+        assert isinstance(home, PostgresHome)
+        assert not decide(home)
+        run(address, f"UPDATE instance SET until_ms = 1 WHERE id = '{late.instance.id}'")
+        assert decide(home)
+        with pytest.raises(Failure, match="taken for dead"):
+            await late.journal.commit(count)
+        assert late.instance.lost
+
+
+@pytest.mark.parametrize("decide", [nobody_else, may_be_migrated, may_be_copied])
+async def test_no_lease_runs_out_until_everybody_had_time_to_renew_it_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decide: Callable[[PostgresHome], bool]
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 3600.0)
+    server = Server()
+    try:
+        async with Interlock.open(tmp_path / "other", store=server.address, housekeeping=False) as late:
+            copied(tmp_path / "other", tmp_path / "home")
+            home = home_at(tmp_path / "home", server.address)
+            assert isinstance(home, PostgresHome)
+            run(server.address, "UPDATE instance SET until_ms = 1")
+            assert not decide(home)
+            await late.journal.commit(count)
+    finally:
+        server.remove()
+
+
+async def test_the_sealing_key_is_not_changed_under_a_process_that_may_still_seal(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 3600.0)
+    await until_leases_end(address)
+    async with Interlock.open(tmp_path / "one", store=address, housekeeping=False) as one:
+        copied(tmp_path / "one", tmp_path / "two")
+        async with Interlock.open(tmp_path / "two", store=address, housekeeping=False) as two:
+            with pytest.raises(Failure) as refused:
+                await one.secrets.rotate_key(by="local:ann", others=one.home.others)
+            assert refused.value.code == "E3109"
+            run(address, f"UPDATE instance SET until_ms = 1 WHERE id = '{two.instance.id}'")
+            await one.secrets.rotate_key(by="local:ann", others=one.home.others)
+            with pytest.raises(Failure, match="taken for dead"):
+                await two.secrets.set("mail", "hunter2", by="local:ben")
+            await one.secrets.set("mail", "hunter3", by="local:ann")
+            assert await one.secrets.reseal_all(by="local:ann") == []
 
 
 def test_a_server_that_others_have_taken_for_dead_ends(tmp_path: Path, address: str) -> None:

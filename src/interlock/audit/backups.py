@@ -123,7 +123,7 @@ def copy_store(
 
 
 def _refuse_used(home: Home) -> None:
-    if (count := home.alive()) > 0:
+    if (count := home.in_use()) > 0:
         words = "1 process uses this store" if count == 1 else f"{count} processes use this store"
         raise Failure("E3804", words, resolution="stop them, so that nothing is written meanwhile, then run this again")
 

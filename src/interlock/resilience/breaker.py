@@ -142,14 +142,21 @@ class Breaker:
                 if self._successes >= self._needed:
                     self._move("closed", 0.0)
 
-    def failed(self, admitted: int) -> None:
-        """Record that the service failed a call."""
+    def failed(self, admitted: int) -> bool:
+        """Record that the service failed a call. Returns whether the breaker counted it, and is still closed."""
         with self._lock:
             if admitted != self._round:
-                return
+                return False
             now = self._monotonic()
             if self.state == "half_open" or (self.state == "closed" and self._trips(now)):
                 self._move("open", now + self.config.timeout_seconds)
+            return self.state == "closed"
+
+    def trip(self, admitted: int) -> None:
+        """Open if the breaker is closed as when a call was admitted: all processes together saw enough failures."""
+        with self._lock:
+            if self.state == "closed" and admitted == self._round:
+                self._move("open", self._monotonic() + self.config.timeout_seconds)
 
     def abandoned(self, admitted: int) -> None:
         """Record that a call ended without a verdict on the service."""

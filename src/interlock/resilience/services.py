@@ -1,6 +1,8 @@
 """The health of services: circuit breakers whose state all processes on a home share.
 
-Theory of operation. Each process counts failures for itself; the resulting state is shared. The table `breaker` has one
+Theory of operation. Each process counts failures for itself, and opens its breaker at once when they are enough. Each
+failure is also counted in the store, and the process whose failure is the last of enough, with those of others, opens
+its breaker then. A share of failures (`failure_rate`) is that of one process. The table `breaker` has one
 row for each breaker that is not closed. A change of state takes effect here at once and is then written as a
 compare-and-swap: if the row is still as this process knew it, it is replaced and the change is on record; if not,
 another process was first, and its row counts. The store's reader of changes reports every change to the table. A row
@@ -87,11 +89,13 @@ class _Move(NamedTuple):
 class _Held:
     """A service that this process calls, with its breaker."""
 
-    __slots__ = ("breaker", "known", "moves", "reason", "row", "suspend", "writer")
+    __slots__ = ("breaker", "count", "known", "moves", "reason", "row", "suspend", "writer")
 
-    def __init__(self, breaker: Breaker, suspend: Callable[[int], None]) -> None:
+    def __init__(self, breaker: Breaker, suspend: Callable[[int], None], count: Callable[[Breaker, int], None]) -> None:
         self.breaker = breaker
         self.suspend = suspend
+        # Counts a failure with those of other processes.
+        self.count = count
         self.known: dict[int, CircuitBreakerConfig] = {}
         self.row: BreakerRow | None = None
         self.moves: deque[_Move] = deque()
@@ -117,7 +121,8 @@ class AdmittedCall:
             held.breaker.succeeded(self._admitted)
         elif counts(failure, own_deadline=own_deadline):
             held.reason = f"{failure.code} {failure.row.title}"
-            held.breaker.failed(self._admitted)
+            if held.breaker.failed(self._admitted):
+                held.count(held.breaker, self._admitted)
         else:
             held.breaker.abandoned(self._admitted)
             if failure.code == "E3504" and failure.retry_after_ms:
@@ -130,6 +135,7 @@ class AdmittedCall:
             held.breaker.abandoned(self._admitted)
 
 
+# many methods: one table of breakers, which calls, other processes and the store all change
 class Services:
     """The services of a process. Belongs to the event loop of its journal.
 
@@ -158,6 +164,7 @@ class Services:
         self._held: dict[str, _Held] = {}
         self._rows: dict[str, BreakerRow] = {}
         self._suspended: dict[str, int] = {}
+        self._counting: set[asyncio.Future[int]] = set()
         self._changes = journal.changes
         self._changes.watch(("services",), breakers.impaired, self._changed)
 
@@ -222,7 +229,7 @@ class Services:
 
     async def settle(self) -> None:
         """Wait until every change made so far is written."""
-        while writers := [held.writer for held in self._held.values() if held.writer is not None]:
+        while writers := [held.writer for held in self._held.values() if held.writer is not None] + [*self._counting]:
             await asyncio.wait(writers)
 
     # Lookup
@@ -249,7 +256,7 @@ class Services:
                 service=service,
                 moved=lambda old, new: self._moved(service, old, new),
             )
-            held = self._held[service] = _Held(breaker, partial(self.suspend, suspended))
+            held = self._held[service] = _Held(breaker, partial(self.suspend, suspended), self._count)
             self._follow(service, held)
         elif config != held.breaker.config:
             held.breaker.retune(_most_careful(held.breaker.config, config))
@@ -294,6 +301,23 @@ class Services:
             self._notify(service, old, breaker.state)
 
     # Informing other processes
+
+    def _count(self, breaker: Breaker, admitted: int) -> None:
+        """Count a failure in the store, and open the breaker if all processes together saw enough of them."""
+        service, most = breaker.service, breaker.config.failure_threshold
+        window_ms = round(breaker.config.window_seconds * 1000)
+
+        def counted(future: asyncio.Future[int]) -> None:
+            self._counting.discard(future)
+            if not future.cancelled() and future.exception() is None and future.result() >= most:
+                breaker.trip(admitted)
+
+        try:
+            future = self._journal.submit(lambda t: breakers.count_failure(t, service, most, window_ms))
+        except Failure:
+            return  # this process counts for itself
+        self._counting.add(future)
+        future.add_done_callback(counted)
 
     def _moved(self, service: str, old: State, new: State) -> None:
         held = self._held[service]

@@ -6,10 +6,13 @@ called until a time; its row is removed when that time has passed. Every other c
 
 from __future__ import annotations
 
+import orjson
+
 from interlock.core.record import NamedTuple
-from interlock.store import epochs
+from interlock.store import epochs, facts
 from interlock.store.port import Reader, Transaction
 
+_FAILURES = "failures:"  # and the name of a breaker
 SUSPENDED = "suspended"  # the state of an `Impaired` service that has a suspension
 
 
@@ -44,8 +47,23 @@ def find(reader: Reader, service: str) -> BreakerRow | None:
     return None if row is None else BreakerRow._make(row)
 
 
+def count_failure(transaction: Transaction, service: str, most: int, window_ms: int) -> int:
+    """Count a failure if the breaker is closed.
+
+    Returns how many there were in the window in all processes, up to `most`.
+    """
+    if find(transaction, service) is not None:
+        return 0
+    name, now_ms = f"{_FAILURES}{service}", transaction.now_ms
+    known: list[int] = orjson.loads(facts.get(transaction, name) or "[]")
+    times = [*(at for at in known if at > now_ms - window_ms), now_ms][-most:]
+    facts.put(transaction, name, orjson.dumps(times).decode())
+    return len(times)
+
+
 def put(transaction: Transaction, service: str, row: BreakerRow, reason: str) -> None:
-    """Store a breaker, in place of the row that it had."""
+    """Store a breaker, in place of the row that it had. Its failures have counted."""
+    facts.remove(transaction, f"{_FAILURES}{service}")
     transaction.execute(
         "INSERT INTO breaker (service, state, since_ms, until_ms, reason) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (service) DO UPDATE SET state = excluded.state, since_ms = excluded.since_ms,"

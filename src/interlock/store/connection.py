@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 # Every error of the database driver. Code outside of the store catches it by this name.
 StoreError = sqlite3.Error
@@ -56,3 +58,7 @@ class SqliteConnection(sqlite3.Connection, Rows):
 
     def reopen(self) -> None:
         """Connect again if the connection is lost."""
+
+    def insist(self, work: Callable[[], T]) -> T:
+        """Run a function that only reads. A file answers at once."""
+        return work()

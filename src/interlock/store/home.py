@@ -301,8 +301,12 @@ class Home:
         """The number of processes that run on this home now, including this one if it does."""
         return sum(held(path) for path in self.instances.glob("*.lock"))
 
+    def in_use(self) -> int:
+        """The number of processes that may write to this store. Those that are taken for dead may not, from now on."""
+        return self.alive()
+
     def others(self) -> int:
-        """The number of processes that run on other data directories of the same store now."""
+        """The number of processes of other data directories that may write to this store, counted as by `in_use`."""
         return 0
 
     def signs_of_life(self) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 
 def describe(home: Home) -> dict[str, Any]:
     """Describe a data directory for other processes: machine, path, version, file digests ("" if it is missing)."""
-    where = {"machine": platform.node(), "directory": str(home.path.absolute())}
+    where = {"machine": platform.node(), "directory": _directory(home)}
     return {**where, "version": __version__, "files": _digests(home)}
 
 
@@ -120,18 +120,38 @@ def _digests(home: Home) -> dict[str, str]:
     settings = _read(home, "settings.toml")
     found["settings.toml"] = _digest(common_settings(settings))
     # The public halves are in the names.
-    issuer = sorted(path.name for path in (home.keys / "issuer").glob("*.pem"))
-    found["keys/issuer"] = _digest(" ".join(issuer).encode())
-    found["manifests"] = _digest_of_all(home.manifests.glob("*"), _manifest_digest)
-    found["selection"] = _digest_of_all((home.path / "selection").glob("router-*"), _file_digest)
+    issuer = sorted(path.name for path in _in(home.keys / "issuer", "*.pem"))
+    found["keys/issuer"] = _digest(_words(" ".join(issuer)).encode())
+    found["manifests"] = _digest_of_all(_in(home.manifests, "*"), _manifest_digest)
+    found["selection"] = _digest_of_all(_in(home.path / "selection", "router-*"), _file_digest)
     return {**{name: _cached(path, _file_digest) for name, path in _named(home, settings)}, **found}
+
+
+def _directory(home: Home) -> str:
+    try:
+        return _words(str(home.path.absolute()))
+    except OSError:  # the working directory was removed
+        return _words(str(home.path))
+
+
+def _in(directory: Path, pattern: str) -> list[Path]:
+    """The files of a directory; none where it cannot be read."""
+    try:
+        return list(directory.glob(pattern))
+    except OSError:
+        return []
+
+
+def _words(name: str) -> str:
+    """A name of a file as text that can be encoded: the bytes of another encoding than UTF-8 are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _named(home: Home, settings: bytes) -> Iterator[tuple[str, Path | None]]:
     """The files that settings name: code of hooks and of the counter of tokens, and key sets of other issuers."""
     try:
         stated = tomllib.loads(settings.decode())
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     runs = [*_members(stated.get("hooks"), "run"), stated.get("counter")]
     for where in (run.rpartition(":")[0] for run in runs if isinstance(run, str)):
@@ -165,7 +185,7 @@ def _members(entries: Any, name: str) -> Iterator[str]:
 def _digest_of_all(paths: Iterable[Path], digest_of: Callable[..., str]) -> str:
     """One digest of some files of a directory, with their names; empty if there are none."""
     found = {path.name: _cached(path, digest_of) for path in paths if not path.name.startswith(".")}
-    return _digest(" ".join(f"{name} {digest}" for name, digest in sorted(found.items()) if digest).encode())
+    return _digest(_words(" ".join(f"{name} {digest}" for name, digest in sorted(found.items()) if digest)).encode())
 
 
 def _cached(path: Path | None, digest_of: Callable[..., str]) -> str:
@@ -218,10 +238,10 @@ def common_settings(text: bytes) -> bytes:
 
     try:
         settings = tomllib.loads(text.decode())
-    except ValueError:
+        common = {name: value for name, value in settings.items() if name not in OF_A_MACHINE}
+        return orjson.dumps(common, option=orjson.OPT_SORT_KEYS, default=str) if common else b""
+    except (ValueError, TypeError, RecursionError):  # no TOML, a number of more than 64 bits, or too deep
         return text
-    common = {name: value for name, value in settings.items() if name not in OF_A_MACHINE}
-    return orjson.dumps(common, option=orjson.OPT_SORT_KEYS, default=str) if common else b""
 
 
 def _digest(content: bytes) -> str:

@@ -19,7 +19,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.store import last_head, records
-from interlock.store.anchors import Anchors
+from interlock.store.anchors import Anchor, Anchors
 from interlock.store.connection import OutcomeUnknown, Refused
 from interlock.store.failures import no_room, store_failure
 from interlock.store.home import Home
@@ -127,7 +127,7 @@ class Writer:
                     return False
                 _fail(batch, Failure("E3803", "another process holds the journal", retry_after_ms=100))
                 return True
-            self._apply(batch)
+            transaction, anchor, timed = self._apply(batch)
         except Exception as error:  # noqa: BLE001 - of a unit that is alone, of a record that cannot be stored, of the disk
             self._roll_back()
             if _of_the_store(error) and self._connection.lost and again and not isinstance(error, OutcomeUnknown):
@@ -140,6 +140,8 @@ class Writer:
         except BaseException:  # Ctrl-C: a transaction that stayed open would stop every later one
             self._roll_back()
             raise
+        else:
+            self._note(transaction, anchor, timed)
         if self._until_extended > 0:
             self._until_extended -= 1
         if not batch[0].large:  # which takes longer, and says little of the next batch
@@ -150,7 +152,11 @@ class Writer:
         if not self.turns.begin(self._cursor.execute, LOCK_PATIENCE_S):
             raise Failure("E3803", "another process holds the journal", retry_after_ms=100)
 
-    def _apply(self, batch: list[Waiting[Any]]) -> None:
+    def _apply(self, batch: list[Waiting[Any]]) -> tuple[Transaction, Anchor | None, bool]:
+        """Run a batch and commit it. Returns what `_note` needs.
+
+        INVARIANT: whatever this raises except `OutcomeUnknown`, nothing of the batch is or will be in the store.
+        """
         cursor = self._cursor
         transaction = Transaction(self._connection, *self._end(), self.time.read())
         timed = self.time.due
@@ -167,14 +173,24 @@ class Writer:
         if transaction.notifies:
             self._home.notify(self._connection)
         cursor.execute("COMMIT")
-        # A server that took the place of another one knows the number of a transaction that the other one had.
-        self._keep_up(transaction.head)
-        if timed:
-            self.time.written()
-        if anchor is not None:
-            self._anchors.note(anchor)
-        if transaction.ended is not None:
-            self.ended += transaction.committed()
+        if self._compared == self._connection.openings:
+            self._known = transaction.head
+        else:
+            # A server that took the place of another one knows the number of a transaction that the other one had.
+            self._connection.insist(lambda: self._keep_up(transaction.head))
+        return transaction, anchor, timed
+
+    def _note(self, transaction: Transaction, anchor: Anchor | None, timed: bool) -> None:
+        """Note outside of the database what a batch has committed."""
+        try:
+            if transaction.ended is not None:
+                self.ended += transaction.committed()
+            if timed:
+                self.time.written()
+            if anchor is not None:
+                self._anchors.note(anchor)
+        except Exception:  # noqa: BLE001 - what is committed must not run again, whatever is left undone after it
+            _log.exception("a commit was not noted in full")
 
     def _end(self) -> tuple[int, bytes]:
         """The end of the chain. Refuses (E3804) a store that lacks what this process has written or read."""

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import RawCursor, RawServerCursor
@@ -27,6 +27,10 @@ from interlock.store.connection import OutcomeUnknown, Refused, Rows
 from interlock.store.postgres.dialect import adapt, translate
 from interlock.store.postgres.session import configure, keepalives
 
+T = TypeVar("T")
+
+# What the driver raises. Errors of the system come through it as they are, such as that no file can be opened any more.
+_DRIVER = (psycopg.Error, OSError)
 # How long to wait for a server that does not answer when a connection is made.
 CONNECT_S = 10
 # A statement is prepared when it is used for the second time.
@@ -43,9 +47,10 @@ _READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 class PostgresConnection(Rows):
     """A connection to one schema. With `reading`, its transactions read only, as of one moment.
 
-    INVARIANT: a `COMMIT` that returns is on disk, and after one that raises nothing of the transaction is or will be.
-    When the connection is lost while the server commits, the number of the transaction (`xid`) tells what became of it.
-    This waits for as long as the server cannot be reached, until `gives_up` says so.
+    INVARIANT: a `COMMIT` that returns is on disk, and after one that raises nothing of the transaction is or will be,
+    except after `OutcomeUnknown`. Whatever is raised while the server commits, and is no refusal of the server itself,
+    the number of the transaction (`xid`) tells what became of it. This waits for as long as the server cannot be
+    reached, until `gives_up` says so.
     """
 
     def __init__(self, address: str, *, reading: bool = False, text_as_bytes: bool = False) -> None:
@@ -73,9 +78,11 @@ class PostgresConnection(Rows):
         try:
             adapt(driver, text_as_bytes=self._text_as_bytes)
             configure(driver, reading=self._reading)
-        except psycopg.Error as error:
+        except BaseException as error:
             driver.close()
-            raise translated(error) from None
+            if isinstance(error, _DRIVER):
+                raise translated(error) from None
+            raise
         self.openings += 1
         return driver
 
@@ -110,7 +117,9 @@ class PostgresConnection(Rows):
             ):  # since the last statement; a transaction was over with it
                 self.reopen()
             cursor = self._driver.execute(translate(statement), parameters or None)
-        except psycopg.Error as error:
+        except _DRIVER as error:
+            if not isinstance(error, psycopg.Error):
+                self.hang_up()  # nobody knows how far the server came
             if not (self._reading and self.lost) or self._closed or self._in_snapshot or statement == _READ_ONLY:
                 raise translated(error) from None
             self.reopen()
@@ -126,27 +135,40 @@ class PostgresConnection(Rows):
         xid, self.xid = self.xid, ""
         try:
             done = self._driver.execute(b"COMMIT").statusmessage
-        except psycopg.Error as error:
-            if not self.lost:
-                raise translated(error) from None
-            if not self._was_committed(xid):
-                self._driver.close()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the server may have committed
+            if isinstance(error, psycopg.Error) and error.sqlstate and not self.lost:
+                raise translated(error) from None  # the server's own answer
+            self.hang_up()
+            if not self.insist(lambda: self._was_committed(xid)):
+                self.hang_up()
                 raise sqlite3.OperationalError("the connection to the database server was lost") from None
             return
         if done != "COMMIT":  # a statement had failed, and somebody went on
             raise sqlite3.ProgrammingError("the transaction was rolled back")
 
     def _was_committed(self, xid: str) -> bool:
-        """Whether a transaction was committed whose connection was lost. Waits until the server knows."""
+        """Whether a transaction was committed whose connection was lost."""
+        (outcome,) = self.one("SELECT interlock_outcome(?)", (xid,))
+        if outcome not in ("committed", "aborted", "lost"):
+            raise OutcomeUnknown(_UNKNOWN)  # so long ago that the server has forgotten it
+        return outcome == "committed"
+
+    def insist(self, work: Callable[[], T]) -> T:
+        """Run a function that only reads, as often as it takes until the server has answered it.
+
+        It is for reads that tell whether a commit counts: the caller can neither go on nor try again without them.
+        """
         while True:
             try:
-                self.reopen()
-                row = self._driver.execute(b"SELECT interlock_outcome($1)", (xid,)).fetchone()
-                return row is not None and row[0] == "committed"
-            except (psycopg.Error, sqlite3.Error):
+                if self.lost:
+                    self.reopen()
+                return work()
+            except (Failure, OutcomeUnknown):
+                raise
+            except Exception:  # noqa: BLE001 - to be told as an error of the unit, it would have to be known
                 self.hang_up()
                 if self.gives_up():
-                    raise OutcomeUnknown("it is not known whether the last transaction was committed") from None
+                    raise OutcomeUnknown(_UNKNOWN) from None
                 time.sleep(_TRY_AGAIN_S)
 
     def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
@@ -161,7 +183,7 @@ class PostgresConnection(Rows):
                 cursor.itersize = _ROWS_AT_ONCE
                 cursor.execute(statement, parameters or None)
                 yield from cursor
-        except psycopg.Error as error:
+        except _DRIVER as error:
             raise translated(error) from None
 
     def copy_in(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -171,7 +193,7 @@ class PostgresConnection(Rows):
             with self._driver.cursor() as cursor, cursor.copy(f'COPY "{table}" ({names}) FROM STDIN'.encode()) as copy:
                 for row in rows:
                     copy.write_row(row)
-        except psycopg.Error as error:
+        except _DRIVER as error:
             raise translated(error) from None
 
     def cursor(self) -> PostgresConnection:
@@ -215,7 +237,7 @@ def connected(address: str) -> psycopg.Connection[Any]:
             client_encoding="UTF8",
             **keepalives(),
         )
-    except psycopg.Error as error:
+    except _DRIVER as error:
         raise translated(error) from None
 
 
@@ -231,8 +253,10 @@ _CREDENTIALS = "28"
 _NOT_LET_IN = ("authentication failed", "no password supplied")
 
 
-def translated(error: psycopg.Error) -> Exception:
+def translated(error: psycopg.Error | OSError) -> Exception:
     """An error of the driver as the store's. A text with a NUL character is the caller's fault (E3004)."""
+    if isinstance(error, OSError):
+        return sqlite3.OperationalError(f"the database server cannot be reached: {(error.strerror or '').lower()}")
     state = error.sqlstate or ""
     words = without_paths(error.diag.message_primary or "")
     if state == FENCED:
@@ -260,6 +284,7 @@ def translated(error: psycopg.Error) -> Exception:
     return sqlite3.OperationalError(words or "the database server does not answer")
 
 
+_UNKNOWN = "it is not known whether the last transaction was committed"
 # What `interlock_enter` raises for a process that was taken for dead.
 FENCED = "IL001"
 _FENCED = "this process did not renew its lease in time and was taken for dead; it may not write any more"

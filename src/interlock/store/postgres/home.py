@@ -52,6 +52,9 @@ _TIME = (
 )
 _NOW = f"SELECT {_TIME}"
 _EPOCHS = f"{epochs.READ}, {_TIME}"
+# Processes whose lease has run out and can still be renewed, and the end of that.
+_EXPIRED = f"SELECT 1 FROM instance WHERE {schema.EXPIRED} LIMIT 1"  # noqa: S608 - constants
+_EXPIRE = f"DELETE FROM instance WHERE {schema.EXPIRED}"  # noqa: S608 - constants
 
 
 class Queue:
@@ -84,8 +87,8 @@ class PostgresHome(Home):
         super().__init__(path)
         self.address = address
         self.admin_address = admin_address or address
-        # The id of the lease that this process has. Without one it may write, as it does when it opens the store.
-        self.lease = ""
+        # The lease that this process has. Without one it may write, as it does when it opens the store.
+        self._lease: Lease | None = None
         # The time of the transaction that is open, and the server's time at any moment.
         self._now_ms = 0
         self._time = ServerTime(_MACHINE)
@@ -198,6 +201,8 @@ class PostgresHome(Home):
                 return False
             raise
         except Failure:
+            if self._lease is not None:
+                self._lease.lost = True
             writer.execute("ROLLBACK")
             raise
         return True
@@ -261,7 +266,7 @@ class PostgresHome(Home):
             raise store_failure(error) from None
 
     def refuse_in_use(self, schema: str, target: str, oldest: str) -> None:
-        heads = [orjson.loads(report or b"{}").get("schema", "") for _, report in self._living()]
+        heads = [orjson.loads(report or b"{}").get("schema", "") for report, _ in self._users()]
         refuse_running(sum(not oldest <= head <= target for head in heads), schema, target)
 
     def role(self) -> str | None:
@@ -284,12 +289,17 @@ class PostgresHome(Home):
     # Signs of life
 
     def instance(self, instance_id: str) -> Instance:
-        lease = Lease(self, instance_id, address=self.address, place=lambda: self.place, holds=self._hold)
+        lease = Lease(self, instance_id, address=self.address, place=self.place, holds=self._hold)
         return cast("Instance", lease)
 
-    def _hold(self, lease: str) -> None:
+    def _hold(self, lease: Lease | None) -> None:
         """Write under a lease from now on."""
-        self.lease = lease
+        self._lease = lease
+
+    @property
+    def lease(self) -> str:
+        """The id of the lease that this process has, if it has one."""
+        return "" if self._lease is None else self._lease.id
 
     def runs(self, owner: str) -> bool:
         return bool(self._living("AND id = ?", (owner,)))
@@ -297,13 +307,35 @@ class PostgresHome(Home):
     def alive(self) -> int:
         return len(self._living())
 
+    def in_use(self) -> int:
+        return len(self._users())
+
     def others(self) -> int:
-        return len(self._living("AND place <> ?", (self.place,)))
+        here = self.place
+        return sum(place != here for _, place in self._users())
 
     def signs_of_life(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for owner, report in self._living():
             if report:
                 yield owner, orjson.loads(report)
+
+    def _users(self) -> list[tuple[bytes, str]]:
+        """The report and the place of every process that may write, after those have lost their lease that ran out.
+
+        INVARIANT: nobody who is not among them writes from now on. A lease that has run out may still be renewed. So it
+        is removed before others are counted, under the lock of writers: no transaction of its process is under way.
+        """
+        try:
+            with closing(self._connect(self.address)) as connection:
+                connection.execute("BEGIN")
+                if connection.one(_EXPIRED) is not None:
+                    connection.execute(f"SELECT pg_advisory_xact_lock({schema.WRITING})")
+                    connection.execute(_EXPIRE)
+                users = connection.all("SELECT report, place FROM instance ORDER BY id")
+                connection.execute("COMMIT")
+        except StoreError as error:
+            raise store_failure(error, "read") from None
+        return users
 
     def _living(self, where: str = "", values: Sequence[str] = ()) -> list[tuple[str, bytes]]:
         statement = (

@@ -50,18 +50,38 @@ WITH ledger AS (
 SELECT DISTINCT relname::text, coalesce(attname::text, ''), coalesce(rolname::text, 'PUBLIC'), privilege_type::text
 FROM given LEFT JOIN pg_roles r ON r.oid = grantee WHERE grantee <> relowner AND ({_CHANGES}) ORDER BY 1, 2, 3, 4
 """  # noqa: S608 - constants
-# Roles that can act as the owner of the ledger, or change every table of the server, because they are members of a role
-# that can. Before version 16, every member can; since then a membership says so. Superusers can do anything.
-_MEMBERS = """
-SELECT member.rolname::text, able.rolname::text, able.rolname <> 'pg_write_all_data'
+# The owner of the schema can drop every table in it. Since version 15 that of `public` is a role whose only member is
+# the owner of the database.
+_SCHEMA = """
+SELECT CASE WHEN nspowner = (SELECT oid FROM pg_roles WHERE rolname = 'pg_database_owner')
+    THEN (SELECT datdba FROM pg_database WHERE datname = current_database()) ELSE nspowner END
+FROM pg_namespace WHERE nspname = current_schema()
+"""
+# Roles that can act as the owner of the ledger or of its schema, or change every table of the server, because they are
+# members of a role that can. Before version 16, every member can; since then a membership says so. Superusers can do
+# anything.
+_MEMBERS = f"""
+WITH ledger AS (
+    SELECT relowner FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+    WHERE nspname = current_schema() AND relname IN (?, ?, ?)
+)
+SELECT member.rolname::text, able.rolname::text, CASE WHEN able.rolname = 'pg_write_all_data' THEN 'every'
+    WHEN able.oid IN (SELECT relowner FROM ledger) THEN 'ledger' ELSE 'schema' END
 FROM pg_roles able JOIN pg_roles member ON member.oid <> able.oid AND NOT member.rolsuper
     AND pg_has_role(member.oid, able.oid,
         CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'USAGE, SET' END)
-WHERE able.rolname = 'pg_write_all_data' OR able.oid IN (
-    SELECT relowner FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
-    WHERE nspname = current_schema() AND relname IN (?, ?, ?))
+WHERE able.rolname = 'pg_write_all_data' OR able.oid IN (SELECT relowner FROM ledger) OR able.oid = ({_SCHEMA})
 ORDER BY 1, 2
-"""
+"""  # noqa: S608 - constants
+_WHY = {
+    "every": "which may change every table",
+    "ledger": "which owns the ledger",
+    "schema": "which owns the schema and may drop the ledger",
+}
+_SCHEMA_OWNER = f"""
+SELECT rolname::text, current_schema()::text FROM pg_roles WHERE oid = ({_SCHEMA}) AND NOT rolsuper
+    AND rolname <> (SELECT tableowner FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'journal')
+"""  # noqa: S608 - constants
 _OWNERS = """
 SELECT tablename::text, tableowner::text FROM pg_tables WHERE schemaname = current_schema() AND tablename IN (?, ?, ?)
     AND tableowner <> (SELECT tableowner FROM pg_tables WHERE schemaname = current_schema()
@@ -165,13 +185,17 @@ def departures(reader: Reader) -> Iterator[str]:
 
 
 def _rights(reader: Reader) -> Iterator[str]:
-    """Rights to change the ledger that roles have beside its owner: given to them or to everybody, or by membership."""
+    """Rights to change the ledger that roles have beside its owner.
+
+    They were given to them or to everybody, or they come by membership, or with the schema.
+    """
     for table, column, role, right in reader.all(_GRANTS, LEDGER):
         what = f"the column `{_text(column)}` of the table" if column else "the table"
         yield f"the role `{_text(role)}` has the right {_text(right)} on {what} `{_text(table)}`"
-    for member, role, owns in reader.all(_MEMBERS, LEDGER):
-        why = "which owns the ledger" if owns else "which may change every table"
-        yield f"the role `{_text(member)}` is a member of the role `{_text(role)}`, {why}"
+    for member, role, why in reader.all(_MEMBERS, LEDGER):
+        yield f"the role `{_text(member)}` is a member of the role `{_text(role)}`, {_WHY[_text(why)]}"
+    for owner, schema in reader.all(_SCHEMA_OWNER):
+        yield f"the role `{_text(owner)}` owns the schema `{_text(schema)}`, and another one the ledger in it"
     for table, owner in reader.all(_OWNERS, LEDGER):
         yield f"the role `{_text(owner)}` owns the table `{_text(table)}`, and another one the store"
 

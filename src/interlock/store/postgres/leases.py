@@ -9,10 +9,14 @@ Fencing the store does not stop a tool. So while a tool works under locks, a tim
 server (`end_with_lease`) `MARGIN_S` before its lease runs out, which is before others may take these locks.
 
 With its lease a process tells how it is, and which files its data directory has (`store.node_files`).
+
+INVARIANT: as long as this process runs, the lease is renewed, or it is `lost`: servers end when it is. So nothing that
+goes wrong here ends the thread in silence, and a transaction that was refused for the lease counts as a loss too.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
 
     from interlock.store.home import Home
 
+_log = logging.getLogger("interlock.store")
+
 RENEW_EVERY_S = 3.0
 # A process is sure of its lease until this long before it runs out, because clocks run at different speeds.
 MARGIN_S = 2.0
@@ -49,12 +55,12 @@ class Lease:
     """The lease of this process, renewed by a thread until it is closed."""
 
     def __init__(
-        self, home: Home, instance_id: str, *, address: str, place: Callable[[], str], holds: Callable[[str], None]
+        self, home: Home, instance_id: str, *, address: str, place: str, holds: Callable[[Lease | None], None]
     ) -> None:
         """Take a lease on the store at an address.
 
-        `place` returns which data directory on which machine this is. `holds` is called with the id of the lease, and
-        with "" at its end.
+        `place` is which data directory on which machine this is. `holds` is called with the lease when it is taken, and
+        with None at its end.
         """
         self.id = instance_id
         self.home = home
@@ -67,6 +73,9 @@ class Lease:
         self.lost = False
         self._sure_until = 0.0
         self._settings = ""
+        # What was told last, and the kinds of errors that were logged.
+        self._last_report = b""
+        self._logged: set[type[Exception]] = set()
         # Processes that were found to live, with the time until which that is believed, and some that have died.
         self._living: dict[str, float] = {}
         self._dead: dict[str, None] = {}
@@ -79,10 +88,12 @@ class Lease:
         self._connection = PostgresConnection(address)
         try:
             self._renew(anew=True)
-        except StoreError as error:
+        except BaseException as error:
             self._connection.close()
-            raise store_failure(error) from None
-        holds(instance_id)
+            if isinstance(error, StoreError):
+                raise store_failure(error) from None
+            raise
+        holds(self)
         self._thread = threading.Thread(target=self._keep, name="interlock-lease", daemon=True)
         self._thread.start()
 
@@ -140,19 +151,43 @@ class Lease:
         with suppress(StoreError):  # it runs out by itself
             self._connection.execute("DELETE FROM instance WHERE id = ?", (self.id,))
         self._connection.close()
-        self._holds("")
+        self._holds(None)
         with self._fencing:
             if self._fence is not None:
                 self._fence.close()
                 self._fence = None
 
     def _keep(self) -> None:
-        while not self.lost and not self._ended.wait(RENEW_EVERY_S):
-            with suppress(StoreError):  # tried again; the server refuses to write when it was too late
-                self._renew()
+        try:
+            while not self.lost and not self._ended.wait(RENEW_EVERY_S):
+                try:
+                    self._renew()
+                except StoreError:
+                    pass  # tried again; the server refuses to write when it was too late
+                except Exception as error:  # noqa: BLE001 - without this thread, the process would be taken for dead
+                    self._note(error)
+        finally:
+            if not self._ended.is_set():
+                self.lost = True
 
     def _renew(self, *, anew: bool = False) -> None:
         statement = "SELECT interlock_renew(?, ?, CAST(? AS BOOLEAN), ?)"
+        try:
+            self._last_report = self._description(anew=anew)
+        except Exception as error:
+            if anew:
+                raise
+            self._note(error)  # what was told before is told again: better than to be taken for dead
+        began = _now()
+        if self._ask(statement, self.id, self._last_report, "t" if anew else "f", self._place):
+            with self._fencing:
+                self._sure_until = began + LEASE_MS / 1000 - MARGIN_S
+                if self._fence is not None and self._guards:
+                    self._fence.end_at(self._sure_until)
+        else:
+            self.lost = True
+
+    def _description(self, *, anew: bool) -> bytes:
         description = describe(self.home)
         files: dict[str, str] = description["files"]
         if anew:
@@ -160,15 +195,13 @@ class Lease:
         # A process runs with the settings that it was started with, whatever the file has by now.
         restart = self.home.other_settings or files["settings.toml"] != self._settings
         files["settings.toml"] = self._settings
-        report = orjson.dumps({**self._reported, **description, "restart": restart})
-        began = _now()
-        if self._ask(statement, self.id, report, "t" if anew else "f", self._place()):
-            with self._fencing:
-                self._sure_until = began + LEASE_MS / 1000 - MARGIN_S
-                if self._fence is not None and self._guards:
-                    self._fence.end_at(self._sure_until)
-        else:
-            self.lost = True
+        return orjson.dumps({**self._reported, **description, "restart": restart})
+
+    def _note(self, error: Exception) -> None:
+        """Log an error, once for each kind."""
+        if type(error) not in self._logged:
+            self._logged.add(type(error))
+            _log.warning("a renewal of the lease met an error: %r", error)
 
     def _ask(self, statement: str, *parameters: Any) -> Any:
         with self._lock:

@@ -56,7 +56,7 @@ class Listener:
     def _run(self) -> None:
         while not self._ended.is_set():
             # Until the next try, changes are found by reading.
-            with suppress(psycopg.Error, sqlite3.Error), connected(self._address) as driver:
+            with suppress(psycopg.Error, sqlite3.Error, OSError), connected(self._address) as driver:
                 self._listen(driver)
             self.listening = False
             self._ended.wait(TRY_AGAIN_S)

@@ -57,6 +57,8 @@ _FUNCTIONS = (
 
 # Locks of one store are told from those of others by this number and the name of its schema.
 _LOCK = 0x494C
+# The lock that all writers share.
+WRITING = f"{_LOCK}, hashtext(current_schema())"
 # How long a migration waits for those who use a table that it changes.
 PATIENCE_MS = 5000
 # The lock of a process that makes or changes the schema.
@@ -99,14 +101,16 @@ END $$
 """
 # How long a process has to renew its lease.
 LEASE_MS = 15_000
-# Whether a process lives. One whose lease has run out loses it here, and may not write from then on. After a restart
-# of the server, everybody gets the time to renew.
+# Of a row of `instance`: whether that process is taken for dead by who looks. After a restart of the server, everybody
+# gets the time to renew.
+EXPIRED = f"""until_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        AND pg_postmaster_start_time() < clock_timestamp() - interval '{LEASE_MS} milliseconds'"""
+# Whether a process lives. One whose lease has run out loses it here, and may not write from then on.
 _ALIVE = f"""
 CREATE FUNCTION interlock_alive(instance_id text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM instance WHERE id = instance_id
-        AND until_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
-        AND pg_postmaster_start_time() < clock_timestamp() - interval '{LEASE_MS} milliseconds';
+        AND {EXPIRED};
     RETURN EXISTS (SELECT 1 FROM instance WHERE id = instance_id);
 END $$
 """  # noqa: S608 - constants
@@ -130,8 +134,7 @@ CREATE FUNCTION interlock_board(me text, OUT version bigint, OUT document bytea,
 BEGIN
     SELECT b.version, b.document INTO version, document FROM lock_board b FOR UPDATE;
     DELETE FROM instance WHERE id <> me
-        AND until_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
-        AND pg_postmaster_start_time() < clock_timestamp() - interval '{LEASE_MS} milliseconds';
+        AND {EXPIRED};
     IF NOT EXISTS (SELECT 1 FROM instance WHERE id = me) THEN
         RAISE EXCEPTION 'the lease of this process was taken from it' USING ERRCODE = '{FENCED}';
     END IF;
@@ -355,7 +358,10 @@ def _opened(address: str) -> Any:
     """A connection of the driver as SQLAlchemy wants it, with the same bounds as that of a writer."""
     import psycopg
 
-    driver = psycopg.connect(address, autocommit=True, **keepalives())
+    try:
+        driver = psycopg.connect(address, autocommit=True, **keepalives())
+    except OSError as error:
+        raise translated(error) from None
     configure(driver, reading=False)
     driver.autocommit = False
     return driver

@@ -124,7 +124,7 @@ async def _show_at_server(server: Server, out: Output, /, tool: str, standard: b
     answer = await server.get(f"/v1/tools/{part(name)}", version=spec if at else None)
     profiles = {name: answer.pop(name) for name in ("execution_profile", "permission_profile", "interface")}
     if standard:
-        return _answer_objects(out, profiles)
+        return out.answer_indented(profiles)
     document: Json = {
         "tool": answer.pop("tool_id"),
         **{name: answer.pop(name) for name in ("state", "availability", "deprecation", "timeout", "version")},
@@ -175,16 +175,9 @@ async def show(app: Interlock, out: Output, /, tool: str, standard: bool) -> int
             "permission_profile": permission_profile(contract).document(),
             "interface": interface(contract, enabled=app.enabled(version)).document(),
         }
-        return _answer_objects(out, objects)
+        return out.answer_indented(objects)
     await app.measure()
     return _answer_version(out, contract_document(version, app.availability(version.row), app.latencies))
-
-
-def _answer_objects(out: Output, objects: Json) -> int:
-    import json
-
-    out.answer(objects, lambda _: click.echo(json.dumps(objects, indent=2, ensure_ascii=False)))
-    return 0
 
 
 def _answer_version(out: Output, document: Json) -> int:

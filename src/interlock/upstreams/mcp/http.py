@@ -35,6 +35,7 @@ from interlock.net.connection import Pool, Unreachable
 from interlock.net.heads import Origin, UnsafeHeader, split
 from interlock.upstreams.mcp.events import Meter
 from interlock.upstreams.mcp.posts import EVENT, MAX_REDIRECTS, MAX_RESUMED, SESSION, EventStream, Post
+from interlock.upstreams.mcp.protocol import start_in
 from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.remote_config import Tls
 from interlock.upstreams.response_limits import Allowance, Intake
@@ -233,10 +234,7 @@ class Http:
     # Ending
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return start_in(self._tasks, work)
 
     def abort(self) -> None:
         self._end("the connection to the upstream was closed")

@@ -24,7 +24,7 @@ from interlock.data.schema import Json
 from interlock.data.untrusted import members, strings, text_in
 from interlock.upstreams.children import Crashed
 from interlock.upstreams.mcp.negotiation import agree
-from interlock.upstreams.mcp.protocol import ABOUT_US, LIST_S, UNSENT, Era, Progress, RpcError, Server, Wire
+from interlock.upstreams.mcp.protocol import ABOUT_US, LIST_S, UNSENT, Era, Progress, RpcError, Server, Wire, start_in
 from interlock.upstreams.mcp.questions import Questions, put_for_one_of, unclear
 from interlock.upstreams.response_limits import addressee
 
@@ -540,10 +540,7 @@ class Session:
                 waiting.answer.set_exception(Failure("E3502", ended.result(), details={"sent": True}))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return start_in(self._tasks, work)
 
 
 def _expire(answer: asyncio.Future[Json]) -> None:

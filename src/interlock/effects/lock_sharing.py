@@ -39,7 +39,7 @@ class Ticket(Claim, Protocol):
         ...
 
 
-# many methods: steps of one protocol, each of which the class below takes in another way
+# many methods: one for each step of the protocol of locks; RemoteSharing overrides the steps that wait
 class Sharing:
     """The part of the locks that concerns other processes."""
 
@@ -153,7 +153,7 @@ class Sharing:
         return True
 
 
-# many methods: those of the class above, and what becomes of each step when it is done
+# many methods: overrides steps of Sharing, and handles the end of each on the event loop
 class RemoteSharing(Sharing):
     """The same with a board that must not be waited for on the event loop.
 

@@ -145,7 +145,7 @@ def _window_in_doubt(key: str, call: str) -> Failure:
     return Failure(
         "E3411",
         f"the key `{key}` was used by call {call}, and the machine's clock was set since then:"
-        " whether the key's window has passed cannot be told, so the call does not run again",
+        " it is unknown whether the key has expired, so the call does not run again",
         details={"invocation_id": call},
         evidence_refs=(f"journal:{call}",),
         resolution=f"see what came of it with: interlock calls show {call}; for a new action use a new key",

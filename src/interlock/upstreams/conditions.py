@@ -131,7 +131,7 @@ def refusal(status: int, sent: Mapping[str, str], name: str, details: Json) -> F
     stated = next((value for header, value in sent.items() if header.lower() == "if-match"), "*")
     details, ref = {**details, "preconditionFailed": True}, f"http:{status}"
     if status == 412 and stated.strip() != "*":
-        words = f"what the call would change at `{name}` has another version than the one that was read"
+        words = f"what the call would change at `{name}` has changed since it was read"
         return Failure("E3410", words, details=details, native_error_ref=ref)
     said = f": {details['body']}" if details.get("body") else ""
     words = f"`{name}` answered {status}, because a condition of the request does not hold{said}"

@@ -187,8 +187,9 @@ class Http:
     # Streams that are opened by GET
 
     async def _listen(self, begun: Callable[[], None]) -> None:
-        """Hear what a server of the handshake era has to say outside of answers. Calls `begun` when it can be heard, or
-        does not speak.
+        """Read the GET stream on which a handshake-era server sends messages outside of answers.
+
+        Calls `begun` when the stream is open, or when the server offers none.
         """
 
         def take(message: Any) -> bool:

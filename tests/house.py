@@ -329,6 +329,23 @@ def texts_with(words: Iterable[str]) -> list[str]:
     ]
 
 
+def labels_with(words: Iterable[str]) -> list[str]:
+    """The labels of rows and columns that commands print and that are one of these words, each with its place.
+
+    A label is the first member of a tuple, or any member of one that has only texts and more than two of them.
+    """
+    words = frozenset(words)
+    found: list[str] = []
+    for module in modules().values():
+        if not is_within(module.name, f"{PACKAGE}.cli"):
+            continue
+        for node in nodes_of(module.tree, ast.Tuple):
+            texts = [one.value if isinstance(one, ast.Constant) else None for one in node.elts]
+            labels = texts if len(texts) > 2 and all(isinstance(one, str) for one in texts) else texts[:1]
+            found += [f"{module.name}:{node.lineno}: {one}" for one in labels if one in words]
+    return found
+
+
 def _texts(module: Module) -> Iterator[ast.Constant]:
     """The constants of a module, with docstrings only where people read them: as help, as reference, in an editor."""
     docstrings = {id(node) for _, node in docstrings_of(module)}

@@ -42,6 +42,8 @@ LONG_FILES = {
 RIDDLES = ("What", "Who", "Whose", "Whom", "How", "Where")
 # The code's own words for the data directory and the endpoints, which people do not meet.
 INTERNAL_WORDS = ("home", "homes", "door", "doors")
+# Labels that leave open what they stand for: a key is an idempotency key or a signing key.
+ODD_LABELS = (*INTERNAL_WORDS, "key", "key from", "said by", "otherwise")
 # Modules above `store` that read the store synchronously, how often, and why. A number here may only fall.
 SYNCHRONOUS = {
     "interlock.gateway.persistence.sessions": (
@@ -137,6 +139,11 @@ def test_docstrings_are_plain_statements():
 def test_texts_for_people_say_data_directory_and_endpoint():
     """The option `--home`, the field `door` and the like are names; in words they are data directory and endpoint."""
     assert house.texts_with(INTERNAL_WORDS) == []
+
+
+def test_labels_for_people_say_endpoint_and_which_key():
+    """The rows and columns that commands print are named by the words of the glossary."""
+    assert house.labels_with(ODD_LABELS) == []
 
 
 def test_numbers_of_migrations_are_unique_and_in_a_documented_range():

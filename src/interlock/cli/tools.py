@@ -113,7 +113,7 @@ def _show_none(page: Page, session: Session) -> None:
         page.line(f"no tools at {session.server} that your token lets you call")
         return
     page.line("no tools yet; add some: interlock tools add FILE.py")
-    page.facts([("home", str(session.path.absolute()))])
+    page.facts([("data directory", str(session.path.absolute()))])
 
 
 async def _show_at_server(server: Server, out: Output, /, tool: str, standard: bool) -> int:
@@ -234,7 +234,7 @@ def _show_version(page: Page, document: Json) -> None:
         *(("may change", f"{effect['operation']} {effect['resource']}") for effect in effects),
         ("can be", ", ".join(word for name, word in words.items() if manifest.get(name)) or "called"),
         ("time", _time(document["timeout"])),
-        ("key", _key(manifest)),
+        ("idempotency key", _key(manifest)),
         ("needs", ", ".join(needs) or "nothing"),
         ("known pairs", str(document["known_pairs"] or "none: nothing says what it must answer")),
     ]

@@ -51,7 +51,7 @@ class Broken(Exception):  # noqa: N818 - what the process is
     """The sending process ended or sent an invalid message."""
 
 
-class Service:
+class NotificationService:
     """One channel that apprise serves."""
 
     def __init__(self, channel: Channel, resolve: addresses.Resolve, attempt_s: float) -> None:

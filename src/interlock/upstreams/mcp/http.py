@@ -28,6 +28,7 @@ from interlock.call.mcp import MODERN
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
+from interlock.core.supervise import start_in
 from interlock.data.schema import Json
 from interlock.data.untrusted import members
 from interlock.net import addresses
@@ -35,7 +36,6 @@ from interlock.net.connection import Pool, Unreachable
 from interlock.net.heads import Origin, UnsafeHeader, split
 from interlock.upstreams.mcp.events import Meter
 from interlock.upstreams.mcp.posts import EVENT, MAX_REDIRECTS, MAX_RESUMED, SESSION, EventStream, Post
-from interlock.upstreams.mcp.protocol import start_in
 from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.remote_config import Tls
 from interlock.upstreams.response_limits import Allowance, Intake

@@ -6,7 +6,7 @@ The names and constants of the protocol are in `call.mcp`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import field
 from typing import Any, Literal, Protocol
 
@@ -23,14 +23,6 @@ LIST_S = 30.0
 
 Era = Literal["auto", "modern", "handshake"]
 Progress = Callable[[Json], None]
-
-
-def start_in(tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Start a task and keep it in a set until it ends. The event loop alone would let it be collected."""
-    task = asyncio.create_task(work)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    return task
 
 
 class RpcError(Exception):
@@ -65,7 +57,7 @@ class Wire(Protocol):
 
 
 @dataclass(slots=True)
-class Server:
+class ServerInfo:
     """The server's statements about itself when the version was negotiated."""
 
     protocol: str

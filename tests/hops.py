@@ -48,14 +48,21 @@ _FOR_MANY = frozenset((
     "Journal._flush", "Journal._settle", "ActiveCalls._arm", "ActiveCalls._sweep", "Sharing._look", "Policies._look",
 ))  # fmt: skip
 
+# Functions of the catalog that find a tool or a version.
+_LOOK_UPS = tuple(f"Catalog.{name}" for name in ("at_hand", "resolve", "newest", "exact", "address", "versions"))
+
 Functions = Counter[tuple[str, str]]
 
 
 class Trace(NamedTuple):
-    """The functions that one call passes, in the order of their first call, and how often each is called."""
+    """The functions that one call passes, in the order of their first call, and how often each is called.
+
+    `tasks` are those that were created for it and ran functions of ours.
+    """
 
     functions: Functions
     apart: Functions
+    tasks: set[asyncio.Task[Any]]
 
     @property
     def hops(self) -> int:
@@ -64,6 +71,11 @@ class Trace(NamedTuple):
     @property
     def files(self) -> int:
         return len({file for file, _ in self.functions})
+
+    @property
+    def look_ups(self) -> int:
+        """How often the catalog was asked for a tool."""
+        return sum(self.functions["registry/catalog.py", name] for name in _LOOK_UPS)
 
 
 async def read() -> Trace:
@@ -97,8 +109,9 @@ async def _least(tool: str, arguments: Callable[[int], dict[str, Any]]) -> Trace
 
 
 async def _traced(client: _Client, arguments: dict[str, Any]) -> Trace:
-    trace = Trace(Counter(), Counter())
+    trace = Trace(Counter(), Counter(), set())
     entered: set[FrameType] = set()
+    before = asyncio.all_tasks()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
@@ -106,8 +119,12 @@ async def _traced(client: _Client, arguments: dict[str, Any]) -> Trace:
         if event != "call" or not code.co_filename.startswith(_OURS) or frame in entered or _is_comprehension(frame):
             return
         entered.add(frame)
-        functions = trace.apart if _for_many(frame) else trace.functions
+        many = _for_many(frame)
+        functions = trace.apart if many else trace.functions
         functions[code.co_filename.removeprefix(_OURS), code.co_qualname] += 1
+        task = asyncio.current_task()
+        if not many and task is not None and task not in before:
+            trace.tasks.add(task)
 
     sys.setprofile(note)
     try:
@@ -155,6 +172,7 @@ class _Client(NamedTuple):
 async def _main() -> None:
     for name, trace in (("a read", await read()), ("a write with an idempotency key", await write())):
         print(f"{name}: {trace.hops} hops in {trace.files} files, and {trace.apart.total()} that serve many calls")
+        print(f"{len(trace.tasks)} tasks, {trace.look_ups} look-ups in the catalog")
         for (file, function), count in trace.functions.items():
             print(f"{count:4}  {file}  {function}")
         print()

@@ -224,9 +224,12 @@ def _is_check(node: ast.AST) -> bool:
     return named and ast.unparse(node.comparators[0]).endswith(("scopes", "scopes()"))
 
 
-def fan_out() -> dict[str, int]:
-    """Return how many of our modules each module imports, the largest number first."""
-    counted = {name: len(imports(one, lazily=True)) for name, one in modules().items()}
+def fan_out(*, typed: bool = False) -> dict[str, int]:
+    """Return how many of our modules each module imports, the largest number first.
+
+    `typed` adds imports that only the type checker sees.
+    """
+    counted = {name: len(imports(one, lazily=True, typed=typed)) for name, one in modules().items()}
     return dict(sorted(counted.items(), key=lambda one: -one[1]))
 
 
@@ -254,6 +257,16 @@ def large_classes() -> dict[str, int]:
             if methods > MOST_METHODS and not any(REASON in line for line in around):
                 found[f"{module.name}.{node.name}"] = methods
     return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+
+def shared_names() -> dict[str, list[str]]:
+    """The names that several classes have, each with the modules that define one."""
+    found: dict[str, list[str]] = {}
+    for module in modules().values():
+        for node in statements(module.tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module.name)
+    return {name: places for name, places in sorted(found.items()) if len(places) > 1}
 
 
 def mutable_state(*, explained: bool = False) -> list[str]:
@@ -359,6 +372,23 @@ def texts_with(words: Iterable[str]) -> list[str]:
     ]
 
 
+def labels_with(words: Iterable[str]) -> list[str]:
+    """The labels of rows and columns that commands print and that are one of these words, each with its place.
+
+    A label is the first member of a tuple, or any member of one that has only texts and more than two of them.
+    """
+    words = frozenset(words)
+    found: list[str] = []
+    for module in modules().values():
+        if not is_within(module.name, f"{PACKAGE}.cli"):
+            continue
+        for node in nodes_of(module.tree, ast.Tuple):
+            texts = [one.value if isinstance(one, ast.Constant) else None for one in node.elts]
+            labels = texts if len(texts) > 2 and all(isinstance(one, str) for one in texts) else texts[:1]
+            found += [f"{module.name}:{node.lineno}: {one}" for one in labels if one in words]
+    return found
+
+
 def _texts(module: Module) -> Iterator[ast.Constant]:
     """The constants of a module, with docstrings only where people read them: as help, as reference, in an editor."""
     docstrings = {id(node) for _, node in docstrings_of(module)}
@@ -430,7 +460,7 @@ def table() -> list[tuple[str, ...]]:
     sizes = [one.lines for one in modules().values() if one.lines > 1]
     lengths = sorted(functions())
     tests = sum(path.read_text().count("\n") for path in (ROOT / "tests").rglob("*.py"))
-    widest = next(iter(fan_out().values()))
+    widest, widest_typed = (next(iter(fan_out(typed=typed).values())) for typed in (False, True))
     p95 = lengths[int(len(lengths) * 0.95)]
     median = f"{statistics.median(lengths):.0f} / {p95} / {lengths[-1]}"
     none = ("-",) * len(PEERS)
@@ -446,7 +476,9 @@ def table() -> list[tuple[str, ...]]:
         ("circles of types, for the type checker alone", "-", f"{len(cycles(typed=True))}", *none),
         ("classes over 12 methods", "43", f"{classes_over(12)}", "1", "8", "0", "11", "8", "13"),
         (f"classes over {MOST_METHODS} methods, without a reason", "-", f"{len(large_classes())}", *none),
-        ("widest fan-out of one module, every import counted", "42", f"{widest}", "7", "11", "5", "9", "13", "26"),
+        ("widest fan-out of one module, imports made at run time", "42", f"{widest}", "7", "11", "5", "9", "13", "26"),
+        ("widest fan-out with imports for types alone", "-", f"{widest_typed}", *none),
+        ("names of classes defined more than once", "75", f"{len(shared_names())}", *none),
         ("module-level mutable state", "27", f"{len(mutable_state(explained=True))}", "0", "1", "1", "2", "5", "6"),
         ("of these, without a reason", "-", f"{len(mutable_state())}", *none),
         ("words to decode per 1,000 words of docs", "-", f"{odd_words_per_thousand():.1f}", *none),

@@ -145,7 +145,10 @@ def _no_such(account: str) -> list[str]:
 
 
 def _dawdle(ctx: Context) -> None:
-    """For the tour alone: say over a pipe that the entry is written, and do not return, so that there is a middle."""
+    """For the tour: report over a pipe that the entry is written, then block.
+
+    So the process can be killed in the middle of the call.
+    """
     pipe = os.environ.get("INTERLOCK_DEMO_PIPE")
     if pipe is None:
         return

@@ -1023,7 +1023,7 @@ def test_a_killed_call_is_listed_blocks_its_key_and_is_settled_with_its_result(c
     assert "interlock tools show demo.post" in misfit.err
     unsaid = cli("calls", "reconcile", call, "--happened")
     assert unsaid.code == 1
-    assert "returns something; say what it was, as its key will answer with it" in unsaid.err
+    assert "returns something; say what it was, as its idempotency key will answer with it" in unsaid.err
     assert "add the result: --result JSON" in unsaid.err
     settled = cli.ask("calls", "reconcile", call, "--happened", "--result", '{"entry": 1, "balance": 1500}')
     assert settled["settled"]["happened"] is True

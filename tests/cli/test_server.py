@@ -679,7 +679,9 @@ def test_a_call_of_unknown_outcome_is_settled_at_a_server(place: Place) -> None:
         assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206")
     result = '{"entry": 1, "balance": 1500}'
     settled = place.there("ann", "calls", "reconcile", happened, "--happened", "--result", result)
-    assert (settled.code, "it happened; its key answers with this result" in settled.out) == (0, True), settled.err
+    assert (settled.code, "it happened; its idempotency key answers with this result" in settled.out) == (0, True), (
+        settled.err
+    )
     freed = place.there("ann", "calls", "reconcile", not_happened[:20], "--did-not-happen", "--json")
     assert (freed.json["settled"]["invocation_id"], freed.json["settled"]["happened"]) == (not_happened, False)
     record = place.there("ann", "calls", "show", not_happened, "--json").json["records"][-1]["record"]

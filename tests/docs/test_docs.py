@@ -124,6 +124,31 @@ def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors_of(target), f"{name_of(page)} links to {link}: no such heading"
 
 
+# A path of a module in a code mark, such as `reports.py` or `interlock dev tools.py`.
+_MARK = re.compile(r"`([^`\n]+)`")
+_FILE = re.compile(r"(?<![\w./*-])(?:[\w-]+/)*\w+\.py\b(?![\w/*])")
+# Stand for a file of the reader.
+_PLACEHOLDERS = {"FILE.py", "file.py", "shop.py"}
+
+
+@pytest.fixture(scope="module")
+def sources() -> set[str]:
+    """The paths of all modules of the repository, also by their last parts."""
+    folders = ("src", "tests", "bench", "docs", "training", "packages", "deploy")
+    files = [path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return {"/".join(file.parts[at:]) for file in [*files, Path("hatch_build.py")] for at in range(len(file.parts))}
+
+
+@each("page", WRITTEN)
+def test_every_module_that_a_page_names_exists(page: Path, sources: set[str]) -> None:
+    """A file of the page's own examples is in one of its blocks, or in the mark before a block."""
+    text = page.read_text()
+    named = {file for mark in _MARK.finditer(_FENCED.sub("", text)) for file in _FILE.findall(mark[1])}
+    examples = {file for block in _FENCED.findall(text) for file in _FILE.findall(block)}
+    examples |= set(re.findall(r"<!-- file: (\S+) -->", text))
+    assert named - sources - examples - _PLACEHOLDERS == set()
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     seen: set[Path] = set()
     pending = [ROOT / "README.md"]

@@ -254,7 +254,7 @@ async def test_messages_are_bounded(wires: Wires, door: str) -> None:
         kept = await record(wires.app)
         assert kept["hookOutputs"] == told
         if len(texts) > 1:
-            assert kept["warnings"] == ["hook `talks` said more than is passed on"]
+            assert kept["warnings"] == ["hook `talks` returned more text than the limit; the rest was dropped"]
 
 
 def _writes_to_the_result(seen: Seen) -> None:

@@ -190,7 +190,7 @@ async def test_a_rejection_and_an_error_are_different_views(app: Interlock) -> N
     assert rejected["error"] is None
     failed = (await app.call("att.adds", items=[{"type": "x"}], caller=holder(app))).document()["ui_facing_rendering"]
     assert failed["rejection"] is None
-    assert "cannot be told" in failed["error"]
+    assert "attached an invalid value" in failed["error"]
 
 
 @pytest.mark.supports("CONTRACT-12")

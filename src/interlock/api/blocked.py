@@ -64,7 +64,7 @@ class Blocked:
 
     @property
     def until_ms(self) -> int | None:
-        """When a credential expires, so that the answer may be another; None if none does."""
+        """The earliest expiry of a credential: until then the answers hold. None if no credential expires."""
         return min((one for one in (self._credentials or {}).values() if one is not None), default=None)
 
     def reason(self, version: Version) -> tuple[BlockReason | None, str | None]:

@@ -78,7 +78,10 @@ async def charge(parts: Parts, task: str, *, part: str, amount: float, session: 
 
 
 def overview(parts: Parts, within: Within) -> list[Json]:
-    """Each budget there is, and what is used of it by those whose names begin as `within` says; None is nobody."""
+    """List all budgets, each with its use.
+
+    `within` returns the prefixes of the names whose use is shown; None shows nobody's.
+    """
     try:
         with closing(parts.home.reading()) as connection:
             return shown(connection, parts.settings.budgets, within, parts.clock.now_ms())
@@ -87,7 +90,7 @@ def overview(parts: Parts, within: Within) -> list[Json]:
 
 
 def shown(reader: Reader, every: Sequence[Budget], within: Within, now_ms: int) -> list[Json]:
-    """The same for these budgets, from a database."""
+    """List these budgets with their use, as `overview` does, read with `reader`."""
     return [_shown(reader, budget, within(budget), now_ms) for budget in every]
 
 

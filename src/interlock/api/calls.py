@@ -341,7 +341,7 @@ class Calls:
         status = await self.find(call_id, caller, own=True)
         ticket = status.get("approval_ticket_id") or _ticket(await self.result(call_id, caller))
         if ticket is None:
-            raise Failure("E3109", f"call `{call_id}` waits for nobody, and its tool cannot be resumed")
+            raise Failure("E3109", f"call `{call_id}` does not wait for a decision, and its tool cannot be resumed")
         return await self._parts.approved_calls.resume(ticket)
 
     async def close(self, within_s: float = 10.0) -> None:

@@ -51,7 +51,7 @@ class History:
     entries: tuple[HistoryEntry, ...]
     # What reviewers were shown, by ticket.
     previews: Mapping[str, Json]
-    # What they were shown of the input as they changed it.
+    # The preview of the input as reviewers edited it, by ticket.
     edits: Mapping[str, Json]
 
     def last(self, kind: str) -> Json:

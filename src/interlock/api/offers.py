@@ -222,9 +222,9 @@ def _connector(parts: Parts, upstream: str) -> ContentConnector:
 
 
 def _owners(sources: list[Source], own: Callable[[Source, str], str | None], name: str) -> list[tuple[Source, str]]:
-    """The upstreams that a name here may belong to, each with the name there.
+    """Return the upstreams that may own a name, each with its own name for it.
 
-    INVARIANT: what is named with the prefix of an upstream is asked of no other.
+    INVARIANT: a name with the prefix of an upstream is sent to that upstream only.
     """
     owners = [(source, there) for source in sources if (there := own(source, name)) is not None]
     return [one for one in owners if not one[0].bare] or owners

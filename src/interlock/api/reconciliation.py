@@ -64,7 +64,7 @@ class Reconciliation:
             return
         tool = f"{one.tool}@{one.version}"
         if not stated:
-            words = f"{tool} returns something; say what it was, as its key will answer with it"
+            words = f"{tool} returns something; say what it was, as its idempotency key will answer with it"
             raise Failure("E3004", words, resolution="add the result: --result JSON, or `result` in the request")
         listing = "; ".join(f"{fault.pointer.lstrip('/') or 'result'}: {fault.message}" for fault in faults[:5])
         raise Failure(

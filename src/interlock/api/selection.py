@@ -18,7 +18,7 @@ import orjson
 
 from interlock.api.learning import Learning
 from interlock.api.narrowing import Narrowing
-from interlock.api.selection_gate import Gate, admit_model, parameter_faults
+from interlock.api.selection_gate import SelectionGate, admit_model, parameter_faults
 from interlock.api.selection_records import answer_of, model_answer, selector_failed, store, sums, written
 from interlock.api.selection_results import AnsweredLater, Selection, SelectOptions
 from interlock.core.clock import new_id
@@ -277,7 +277,7 @@ class Selections:
         parts, session = self._parts, options.get("session", "")
         gate = None
         if version is not None:
-            gate = Gate(parts, version, caller, session, options.get("task") or made.id)
+            gate = SelectionGate(parts, version, caller, session, options.get("task") or made.id)
             await gate.look(made.parameters or {}, options.get("door", "library"))
 
         def unit(transaction: Transaction) -> Selection:

@@ -71,7 +71,7 @@ class GateVerdict:
         }
 
 
-class Gate:
+class SelectionGate:
     """The gate for one call. `look` decides what needs no transaction; `decide` completes it within one."""
 
     def __init__(self, parts: Parts, version: Version, caller: Caller, session: str, task: str) -> None:

@@ -96,7 +96,7 @@ class Tools:
         return Page(await self.callable(caller, shown), more)
 
     async def callable(self, caller: Caller, versions: Sequence[Version]) -> list[Version]:
-        """Those of some tools that the policy does not deny the caller altogether, and whose credentials are stored.
+        """Return the versions that the policy does not deny the caller outright, and whose credentials are stored.
 
         Tools of an upstream that does not answer are kept, and marked where they are shown.
         """

@@ -30,7 +30,7 @@ from interlock.core.threads import DISK
 from interlock.store import notifications, records
 
 if TYPE_CHECKING:
-    from interlock.approvals.services import DeliveryOutcome, Service
+    from interlock.approvals.services import DeliveryOutcome, NotificationService
     from interlock.approvals.webhook import Webhooks
     from interlock.call.channels import Channel
     from interlock.core.clock import Clock
@@ -98,11 +98,11 @@ class Courier:
         self._lanes: dict[str, asyncio.Task[int]] = {}
         self._gone: set[str] = set()
 
-    def _service(self, channel: Channel, attempt_s: float) -> Service:
+    def _service(self, channel: Channel, attempt_s: float) -> NotificationService:
         # Loaded where a channel needs it, as the client of HTTP and what resolves names.
-        from interlock.approvals.services import Service
+        from interlock.approvals.services import NotificationService
 
-        return Service(channel, self._resolver(), attempt_s)
+        return NotificationService(channel, self._resolver(), attempt_s)
 
     def _resolver(self) -> Resolve:
         from interlock.net.addresses import resolve_by_system

@@ -51,7 +51,7 @@ class Broken(Exception):  # noqa: N818 - what the process is
     """The sending process ended or sent an invalid message."""
 
 
-class Service:
+class NotificationService:
     """One channel that apprise serves."""
 
     def __init__(self, channel: Channel, resolve: addresses.Resolve, attempt_s: float) -> None:
@@ -108,7 +108,7 @@ class Service:
         limit_s = int(START_S + self._attempt_s) + 1
         self._write(path=sys.path, url=url, private=self._channel.allow_private, limit_s=limit_s)
         if (await self._read()).get("ready") is not True:
-            raise Failure("E3004", f"the url of channel `{self._channel.name}` is none that apprise understands")
+            raise Failure("E3004", f"apprise does not support the url of channel `{self._channel.name}`")
 
     async def _send(self, title: str, text: str) -> bool:
         self._refused = None

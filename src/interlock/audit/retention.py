@@ -22,7 +22,7 @@ import orjson
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
-from interlock.store import administration, payloads, records
+from interlock.store import administration, payloads, records, verify_reads
 from interlock.store.administration import Administration, administered, anchor_head, give_back
 from interlock.store.inspection import opened
 from interlock.store.last_head import SignedHead, note_anchor
@@ -281,6 +281,6 @@ def _remove(
 
 
 def _refuse_if_changed(reader: Reader, segment: Segment) -> None:
-    newest, hash_ = administration.purged_through(reader), administration.hash_of(reader, segment.last_seq)
+    newest, hash_ = administration.purged_through(reader), verify_reads.hash_of(reader, segment.last_seq)
     if newest != segment.first_seq - 1 or hash_ != segment.hash:
         raise Failure("E3410", "another purge ran meanwhile; what it removed is on record", retry_after_ms=100)

@@ -140,7 +140,8 @@ class Slice:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = rules
         self.reads: frozenset[Read] = frozenset(read for rule in rules for read in rule.reads)
-        # By the part's first name: the names below it that are read, None for all of it. No mapping: everything.
+        # The parts of the context that the rules read: first name to the names below it, or to None for all of it.
+        # `parts` itself is None if the rules read the whole context.
         self.parts: Mapping[str, frozenset[str] | None] | None = None if () in self.reads else _parts(self.reads)
         self.compared: Compared = together(one for rule in rules for one in rule.compares)
         self._set = _policy_set({rule.key: rule.est for rule in rules})
@@ -171,7 +172,7 @@ class Slice:
         second = self._evaluate(entities, request, context, approved=True)
         if second.errors or second.behavior == "deny":
             return second if second.errors or second.rules else first
-        # The rules that approval lifted; if nothing forbade, those that it added.
+        # The rules that an approval lifts; if none forbids the call, the rules that permit it with an approval.
         return RulesAnswer("ask", first.rules or second.rules)
 
     def _evaluate(self, entities: Entities, request: Json, context: bytes, *, approved: bool) -> RulesAnswer:

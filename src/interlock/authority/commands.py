@@ -120,9 +120,9 @@ class _State:
     def begin(self, mode: str = "") -> None:
         """A command begins or, in some reading, goes on."""
         self.start = self.sure = True  # the next word begins a command; surely, or only in some reading
-        self.loose = False  # the next word may belong to what was before it, so that a command follows it still
+        self.loose = False  # the next word may belong to the one before it; the command's name may still follow
         self.head = ""
-        self.mode = mode  # what the words of this command are to it: "words", "shell", "script" behind `-c`, or nothing
+        self.mode = mode  # how to read the words of this command: "words", "shell", "script" behind `-c`, or nothing
         self.bare = True  # of these, none was anything but an option yet
         self.operand = ""  # the redirection whose operand is next
 

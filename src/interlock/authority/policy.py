@@ -78,7 +78,7 @@ class _Loaded:
         self.memory = Memory(monotonic)
         # Whether every call is denied, by the caller, the rules and the attributes of the tool that they mention.
         self.denied: dict[tuple[object, ...], bool] = {}
-        # The rules that can apply at best, by the caller and what tells a tool apart from others.
+        # The rules that can apply, by the caller and the attributes of the tool that rules mention.
         self.at_best: dict[tuple[object, ...], Slice] = {}
 
 

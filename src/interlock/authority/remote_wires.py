@@ -251,7 +251,7 @@ def misled(refused: Failure) -> Failure:
 
 
 def untellable() -> Failure:
-    return Failure("E3206", "the call holds values that the policy engine cannot be told")
+    return Failure("E3206", "the call holds values that the format of the policy engine cannot represent")
 
 
 def unanswered() -> Failure:

@@ -117,7 +117,7 @@ def _answer_list(out: Output, viewer: Viewer, tickets: list[Ticket], none: str) 
     return 0
 
 
-# For those who see all tickets, and for those who see their own; both for all there were, and for those that wait.
+# Words for an empty list, by whether it has decided tickets as well, and whether the caller sees their own only.
 _NONE = {
     (True, False): "nobody has asked for anything yet",
     (False, False): "nothing waits for a person",

@@ -77,7 +77,7 @@ def _show_history(viewer: Viewer, page: Page, history: History) -> None:
         rows.append(("decision", f"{facts['authDecision']} {', '.join(rules)}   {facts.get('policy', '')}".rstrip()))
     decided: Json = facts.get("decision") or {}
     if decided.get("source") not in (None, "policy"):
-        rows.append(("said by", f"{decided['source']}: {decided.get('reason')}"))
+        rows.append(("decided by", f"{decided['source']}: {decided.get('reason')}"))
     rows.extend((name, " → ".join(facts[name])) for name in ("phases", "states") if facts.get(name))
     if facts.get("error_code"):
         rows.append(("error", f"{facts.get('errorCode')}  {facts['error_code']}"))
@@ -94,7 +94,7 @@ def _show_history(viewer: Viewer, page: Page, history: History) -> None:
     if facts.get("compensation"):
         rows.append(("undo", f"interlock calls undo {history.call} --key YOUR-KEY"))
     differences: list[str] = facts.get("previewDifferences") or []
-    rows.extend(("otherwise", difference) for difference in differences)
+    rows.extend(("differs from preview", difference) for difference in differences)
     page.facts(rows)
     steps = [(clock_time(at), with_names(viewer, words)) for at, words in approval_steps(history)]
     if steps:
@@ -106,8 +106,9 @@ def _show_history(viewer: Viewer, page: Page, history: History) -> None:
 
 
 _FACTS = (
-    ("caller", "callerId"), ("agent", "agentId"), ("door", "door"), ("operation", "operation"),
-    ("key", "idempotencyKey"), ("key from", "keyFrom"), ("resend protection", "resendProtection"),
+    ("caller", "callerId"), ("agent", "agentId"), ("endpoint", "door"), ("operation", "operation"),
+    ("idempotency key", "idempotencyKey"), ("idempotency key from", "keyFrom"),
+    ("resend protection", "resendProtection"),
     ("session", "session"), ("parent", "parent"), ("replay of", "replayOf"),
     ("task", "task"), ("ticket", "approvalTicketId"), ("input", "inputHash"),
     ("class", "mutationClass"), ("took ms", "latencyMs"), ("trace", "traceId"), ("settled by", "by"),

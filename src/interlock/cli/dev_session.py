@@ -319,9 +319,9 @@ _PLACE = expression(r'^ +File "(?P<file>[^"\n]+)", line (?P<line>[0-9]+), in (?P
 
 
 class Watcher:
-    """Calls `on_change` from a thread of its own when a file is no longer as it was, once it has come to rest.
+    """Watches files in a thread. Calls `on_change` when a file has changed and is no longer being written.
 
-    Then it waits to be told again what to watch.
+    Then it pauses until the next `watch`.
     """
 
     def __init__(self, on_change: Callable[[], object]) -> None:

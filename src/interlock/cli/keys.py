@@ -107,7 +107,7 @@ def _answer_list(out: Output, documents: list[Json]) -> int:
             for one in documents
         ]
         if rows:
-            page.table(rows, ("key", "algorithm", "made", "use"))
+            page.table(rows, ("signing key", "algorithm", "made", "use"))
         else:
             page.line("no keys yet; interlock keys init makes one, and so does the first token")
 

@@ -50,6 +50,16 @@ class Output:
         else:
             show(self.page())
 
+    def answer_indented(self, document: Any, shown: Any = None) -> int:
+        """Write the answer, as JSON for people as well. They are shown `shown`, where it is given: a part of it."""
+        import json
+
+        import click
+
+        part = document if shown is None else shown
+        self.answer(document, lambda _: click.echo(json.dumps(part, indent=2, ensure_ascii=False)))
+        return 0
+
     def done(self, document: Any, words: str, *, right: str = "") -> None:
         """Answer with a document, of which a person is shown the words that say what was done."""
 

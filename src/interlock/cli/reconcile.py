@@ -97,7 +97,7 @@ def _answer_settled(out: Output, settled: Json) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
-        happened = "it happened; its key answers with this result"
+        happened = "it happened; its idempotency key answers with this result"
         word = happened if settled["happened"] else "it did not happen; its key is free"
         page.line(GOOD, f" {settled['tool']}@{settled['version']}   settled by {settled['by']}: {word}")
 
@@ -126,5 +126,5 @@ def _show_unknown(page: Page, waiting: list[Json]) -> None:
         ]
         for one in waiting
     ]
-    page.table(rows, ("when", "call", "tool", "key", "caller"))
+    page.table(rows, ("when", "call", "tool", "idempotency key", "caller"))
     page.line("look whether it took effect, then: interlock calls reconcile ID --happened | --did-not-happen")

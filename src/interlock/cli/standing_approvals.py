@@ -366,7 +366,7 @@ async def _standings(app: Interlock, token: str | None) -> list[Standing]:
 
 
 def _standing_id(ids: list[str], given: str) -> str:
-    """The only one of these ids that begins or ends so. E3702 when there is none, or several."""
+    """Complete a shortened id: the only one of `ids` that begins or ends with `given`. E3702 for none, or several."""
     from interlock.core.errors import Failure
 
     part = given.strip("#…. ").upper().removeprefix("STA_")

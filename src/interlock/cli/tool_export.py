@@ -23,7 +23,7 @@ async def _export_at_server(
     server: Server, out: Output, /, names: tuple[str, ...], provider: str, *, strict: bool
 ) -> int:
     asked = {"provider": provider, "strict": strict, "tool": names or None, "limit": 500}
-    return _answer_export(out, await pages(server, "/v1/tools/declarations", **asked))
+    return out.answer_indented(await pages(server, "/v1/tools/declarations", **asked))
 
 
 async def pages(server: Server, path: str, **query: Any) -> list[Json]:
@@ -44,7 +44,7 @@ def _export_at_rest(
     from interlock.api.parts_at_rest import declarations
 
     document = declarations(reader, out.session.path, provider, names, _ALL, strict=strict)
-    return None if document is None else _answer_export(out, document)
+    return None if document is None else out.answer_indented(document)
 
 
 @click.command(short_help="Tools as OpenAI, Anthropic or Gemini take them.")
@@ -72,11 +72,4 @@ async def export(app: Interlock, out: Output, /, names: tuple[str, ...], provide
     document, _ = await Declarations(app, app.tools).declarations(
         provider, app.caller, strict=strict, names=names, limit=_ALL
     )
-    return _answer_export(out, document)
-
-
-def _answer_export(out: Output, document: list[Json]) -> int:
-    import json
-
-    out.answer(document, lambda _: click.echo(json.dumps(document, indent=2, ensure_ascii=False)))
-    return 0
+    return out.answer_indented(document)

@@ -113,7 +113,7 @@ def _show_none(page: Page, session: Session) -> None:
         page.line(f"no tools at {session.server} that your token lets you call")
         return
     page.line("no tools yet; add some: interlock tools add FILE.py")
-    page.facts([("home", str(session.path.absolute()))])
+    page.facts([("data directory", str(session.path.absolute()))])
 
 
 async def _show_at_server(server: Server, out: Output, /, tool: str, standard: bool) -> int:
@@ -124,7 +124,7 @@ async def _show_at_server(server: Server, out: Output, /, tool: str, standard: b
     answer = await server.get(f"/v1/tools/{part(name)}", version=spec if at else None)
     profiles = {name: answer.pop(name) for name in ("execution_profile", "permission_profile", "interface")}
     if standard:
-        return _answer_objects(out, profiles)
+        return out.answer_indented(profiles)
     document: Json = {
         "tool": answer.pop("tool_id"),
         **{name: answer.pop(name) for name in ("state", "availability", "deprecation", "timeout", "version")},
@@ -175,16 +175,9 @@ async def show(app: Interlock, out: Output, /, tool: str, standard: bool) -> int
             "permission_profile": permission_profile(contract).document(),
             "interface": interface(contract, enabled=app.enabled(version)).document(),
         }
-        return _answer_objects(out, objects)
+        return out.answer_indented(objects)
     await app.measure()
     return _answer_version(out, contract_document(version, app.availability(version.row), app.latencies))
-
-
-def _answer_objects(out: Output, objects: Json) -> int:
-    import json
-
-    out.answer(objects, lambda _: click.echo(json.dumps(objects, indent=2, ensure_ascii=False)))
-    return 0
 
 
 def _answer_version(out: Output, document: Json) -> int:
@@ -241,7 +234,7 @@ def _show_version(page: Page, document: Json) -> None:
         *(("may change", f"{effect['operation']} {effect['resource']}") for effect in effects),
         ("can be", ", ".join(word for name, word in words.items() if manifest.get(name)) or "called"),
         ("time", _time(document["timeout"])),
-        ("key", _key(manifest)),
+        ("idempotency key", _key(manifest)),
         ("needs", ", ".join(needs) or "nothing"),
         ("known pairs", str(document["known_pairs"] or "none: nothing says what it must answer")),
     ]

@@ -114,7 +114,4 @@ async def schema(app: Interlock, out: Output, /, tool: str, pointer: str, token:
 
 
 def _answer_schema(out: Output, document: Json) -> int:
-    import json
-
-    out.answer(document, lambda _: click.echo(json.dumps(document["schema"], indent=2, ensure_ascii=False)))
-    return 0
+    return out.answer_indented(document, document["schema"])

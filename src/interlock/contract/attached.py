@@ -115,7 +115,7 @@ class Attached:
 
 
 def _wrong(words: str) -> Failure:
-    return Failure("E3401", f"the tool attached something that cannot be told: {words}", retryable=False)
+    return Failure("E3401", f"the tool attached an invalid value: {words}", retryable=False)
 
 
 def _as_text(value: Any) -> Any:

@@ -59,7 +59,8 @@ def read_annotations(function: Callable[..., Any], around: Mapping[str, Any]) ->
     try:
         parameters = _input_schema(function, fields)
     except pydantic.errors.PydanticUserError:
-        # A type of one of them. Each is tried only here: that takes as long as all of them together.
+        # The type of one parameter cannot be handled. They are tried one by one to find it, and only here: that
+        # doubles the time.
         fields, context, faults = _fields(function, hints, each=True)
         parameters = _input_schema(function, fields)
     returns = hints.get("return", Any)
@@ -242,7 +243,7 @@ def readable(hint: Any, around: Mapping[str, Any] | None = None) -> Any:
 
 def _made_over(hint: Any, around: Mapping[str, Any], inside: tuple[Any, ...]) -> Any:
     if typing.is_typeddict(hint) and type(hint).__module__ == "typing":
-        # One that holds itself is left as it is, and refused.
+        # A recursive TypedDict is not converted; pydantic refuses it later.
         return hint if hint in inside else _typed_dict(hint, around, (*inside, hint))
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is None or origin is Literal or not any(isinstance(one, type) or typing.get_args(one) for one in args):

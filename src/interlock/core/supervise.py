@@ -55,6 +55,14 @@ class _Task:
         self.error = ""
 
 
+def start_in(tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Start a task and keep it in a set until it ends. The event loop alone would let it be collected."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
 class Supervisor:
     """Starts background tasks and restarts them when they fail. Belongs to the event loop on which it is used.
 

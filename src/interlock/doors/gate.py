@@ -65,7 +65,7 @@ class Gate(Route):
         return self._endless(head)
 
     def _unwelcome(self, scope: Scope) -> Failure | None:
-        """Why a request is not let through: by the name it has for us, or the page it comes from."""
+        """Check `Host` and `Origin`: the failure of a request that is refused, None for any other."""
         host: bytes | None = None
         origin: bytes | None = None
         for name, value in scope["headers"]:

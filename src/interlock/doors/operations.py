@@ -57,7 +57,10 @@ class OperationsDoor(Door):
         await answer(send, status, orjson.dumps(document), [(b"x-trace-id", os.urandom(16).hex().encode())])
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """For Prometheus. For everybody who asks on loopback and by that name; for others, if they may see it."""
+        """Serve metrics for Prometheus.
+
+        Requests over loopback to a loopback name need no token; all others need `metrics:read`.
+        """
         try:
             await self._check_watcher(scope)
         except Failure as failure:

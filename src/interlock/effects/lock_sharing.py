@@ -29,7 +29,7 @@ ASK_AT_LEAST_S = 0.02
 _TELL_AGAIN_S = 0.5
 
 
-class Ticket(Claim, Protocol):
+class LockTicket(Claim, Protocol):
     """The locks of one call. `granted`: no other call of this process is before it."""
 
     granted: bool
@@ -39,11 +39,11 @@ class Ticket(Claim, Protocol):
         ...
 
 
-# many methods: steps of one protocol, each of which the class below takes in another way
+# many methods: one for each step of the protocol of locks; RemoteSharing overrides the steps that wait
 class Sharing:
     """The part of the locks that concerns other processes."""
 
-    def __init__(self, board: Board, tickets: Collection[Ticket]) -> None:
+    def __init__(self, board: Board, tickets: Collection[LockTicket]) -> None:
         self._board = board
         self._tickets = tickets
         self._loop = asyncio.get_running_loop()
@@ -69,16 +69,16 @@ class Sharing:
         """Whether an answer of the board still counts."""
         return True
 
-    async def ask(self, ticket: Ticket) -> Answer:
+    async def ask(self, ticket: LockTicket) -> Answer:
         """Write the locks of this process to the board, and return the state of one ticket."""
         return (self._post([ticket]) or ["handing over"])[0]
 
-    def dropped(self, ticket: Ticket) -> None:
+    def dropped(self, ticket: LockTicket) -> None:
         """Take a ticket off the board that is not among the tickets any more."""
         if ticket.number is not None and not self.alone and not self._closed:
             self._publish()
 
-    def works(self, ticket: Ticket, working: bool) -> None:
+    def works(self, ticket: LockTicket, working: bool) -> None:
         """Note whether a tool works under the locks of a ticket. The kernel frees the locks of a process that ends."""
 
     def close(self) -> None:
@@ -91,10 +91,10 @@ class Sharing:
             self._timer = None
         self._board.close()
 
-    def _granted(self) -> list[Ticket]:
+    def _granted(self) -> list[LockTicket]:
         return [ticket for ticket in self._tickets if ticket.granted]
 
-    def _post(self, requests: list[Ticket]) -> list[Answer] | None:
+    def _post(self, requests: list[LockTicket]) -> list[Answer] | None:
         """Write the locks of this process. None while another process writes."""
         try:
             posted = self._board.post(self._granted(), requests)
@@ -153,7 +153,7 @@ class Sharing:
         return True
 
 
-# many methods: those of the class above, and what becomes of each step when it is done
+# many methods: overrides steps of Sharing, and handles the end of each on the event loop
 class RemoteSharing(Sharing):
     """The same with a board that must not be waited for on the event loop.
 
@@ -161,15 +161,15 @@ class RemoteSharing(Sharing):
     has every lock that is granted meanwhile, or the next step asks for it.
     """
 
-    def __init__(self, board: Board, tickets: Collection[Ticket]) -> None:
+    def __init__(self, board: Board, tickets: Collection[LockTicket]) -> None:
         super().__init__(board, tickets)
-        self._requests: dict[Ticket, asyncio.Future[Answer]] = {}
+        self._requests: dict[LockTicket, asyncio.Future[Answer]] = {}
         self._under_way = False
         # Whether the board may say something else than the tickets, though nobody asks.
         self._outdated = False
         self._reported = False
         # Tickets under whose locks a tool works, which therefore must not be lost.
-        self._working: set[Ticket] = set()
+        self._working: set[LockTicket] = set()
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -186,18 +186,18 @@ class RemoteSharing(Sharing):
     def sure(self) -> bool:
         return self._board.sure()
 
-    async def ask(self, ticket: Ticket) -> Answer:
+    async def ask(self, ticket: LockTicket) -> Answer:
         if self._closed:
             raise _closed()
         answer = self._requests[ticket] = self._loop.create_future()
         self._next()
         return await answer
 
-    def dropped(self, ticket: Ticket) -> None:
+    def dropped(self, ticket: LockTicket) -> None:
         if not self.alone and (ticket.number is not None or self._under_way):
             self._publish()
 
-    def works(self, ticket: Ticket, working: bool) -> None:
+    def works(self, ticket: LockTicket, working: bool) -> None:
         """Note whether a tool works under the locks of a ticket. As long as one does, the process ends with its lease.
 
         INVARIANT: no tool works under locks that another process may have.
@@ -251,7 +251,7 @@ class RemoteSharing(Sharing):
 
         self._loop.run_in_executor(self._thread, work).add_done_callback(ended)
 
-    def _answered(self, requests: dict[Ticket, asyncio.Future[Answer]], future: asyncio.Future[Posted]) -> None:
+    def _answered(self, requests: dict[LockTicket, asyncio.Future[Answer]], future: asyncio.Future[Posted]) -> None:
         error = future.exception()
         if error is not None:
             self._failed(requests, error)
@@ -265,7 +265,7 @@ class RemoteSharing(Sharing):
             self._outdated = False
             self._answer_all("alone")
 
-    def _failed(self, requests: dict[Ticket, asyncio.Future[Answer]], error: BaseException) -> None:
+    def _failed(self, requests: dict[LockTicket, asyncio.Future[Answer]], error: BaseException) -> None:
         failure = error if isinstance(error, Failure) else Failure("E3801", "locks cannot be shared between processes")
         if not self._reported and not self._closed:
             self._reported = True

@@ -288,7 +288,9 @@ class Hooks:
         for index, text in enumerate(texts):
             shown = self._text(call, text) if len(added) + index < MOST_TEXTS else None
             if shown is None or len(shown) > room:
-                call.extend().warnings.append(f"hook `{hook.id}` said more than is passed on")
+                call.extend().warnings.append(
+                    f"hook `{hook.id}` returned more text than the limit; the rest was dropped"
+                )
                 return
             room -= len(shown)
             _note(call, hook, kind, text=shown)

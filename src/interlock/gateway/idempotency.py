@@ -129,7 +129,8 @@ def _existing(tx: Transaction, wanted: NewKey, row: Reservation, alive: Callable
     if input_hash != wanted.input_hash or version != wanted.version:
         raise Failure(
             "E3306",
-            f"the key `{wanted.key}` was used with other arguments or another version; a new action needs a new key",
+            f"the idempotency key `{wanted.key}` was used with other arguments or another version;"
+            " a new action needs a new key",
         )
     if passed:
         raise _window_in_doubt(wanted.key, call)
@@ -144,8 +145,8 @@ def _window_in_doubt(key: str, call: str) -> Failure:
     """INVARIANT: setting the clock makes no call run twice."""
     return Failure(
         "E3411",
-        f"the key `{key}` was used by call {call}, and the machine's clock was set since then:"
-        " whether the key's window has passed cannot be told, so the call does not run again",
+        f"the idempotency key `{key}` was used by call {call}, and the machine's clock was set since then:"
+        " it is unknown whether the key has expired, so the call does not run again",
         details={"invocation_id": call},
         evidence_refs=(f"journal:{call}",),
         resolution=f"see what came of it with: interlock calls show {call}; for a new action use a new key",
@@ -155,7 +156,7 @@ def _window_in_doubt(key: str, call: str) -> Failure:
 def unknown_outcome(key: str, call: str) -> Failure:
     return Failure(
         "E3409",
-        f"the call under key `{key}` was cut off and nobody can know whether it took effect; "
+        f"the call under the idempotency key `{key}` was cut off and nobody can know whether it took effect; "
         f"a person settles it with: interlock calls reconcile {call}",
         details={"invocation_id": call},
         evidence_refs=(f"journal:{call}",),

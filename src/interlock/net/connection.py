@@ -261,10 +261,11 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._receiver: Receiver | None = None
         self._headers: dict[str, str] = {}
-        # Bytes of this answer that were parsed, those of its body, and whether its head and its whole were seen.
+        # Progress of this answer: bytes parsed, bytes and pieces of the body. Then: the head was read, the answer is
+        # complete, the connection can be used again, and the answer has no body.
         self._came = self._size = self._pieces = 0
         self._in_body = self._whole = self._keeps = self._bodiless = False
-        # Whether the end of the body can be told from anything but the end of the connection.
+        # Whether length or framing shows where the body ends. Otherwise the end of the connection does.
         self._ends = True
         self._wrong: Trouble | None = None
         self._unread = bytearray()

@@ -389,7 +389,8 @@ class Catalog:
         if epoch == known:
             return
         self._epoch = epoch
-        # More than one read may begin before the first is taken over: each tells of all that came before it.
+        # Reads may overlap: each reports every change since the epoch at which it began. One that began after ours
+        # leaves a gap, so everything is dropped.
         if addresses is None or looked.known > known:
             self._drop()
         else:

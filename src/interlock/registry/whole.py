@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # How many changes a cache may be behind and still be told which tools they were about.
 _REMEMBERED: Final = 64
 
-# A tool that has an available version: that version, and all of them.
+# Of one tool: the version that is served, and all versions by their number.
 Entry = tuple["Version", Mapping[str, "Version"]]
 
 

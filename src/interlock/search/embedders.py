@@ -97,7 +97,7 @@ class Nothing:
         raise Away(self._why)
 
 
-class Service:
+class EmbeddingService:
     """A service with the API of Ollama (`/api/embed`) or of OpenAI (`/v1/embeddings`)."""
 
     share, near = SHARE, NEAR
@@ -171,7 +171,7 @@ async def opened(setting: str, home: Path, key: Key, *, apart: bool = False) -> 
     kind, colon, rest = setting.partition(":")
     if colon and kind in ("ollama", "openai"):
         model, _, url = rest.rpartition("@")
-        return Service(kind, model, url, key)
+        return EmbeddingService(kind, model, url, key)
     if setting == "none":
         return None
     folder = await DEFINITIONS.run(installed) if setting in ("auto", "package") else None

@@ -126,11 +126,6 @@ def last_record(reader: Reader) -> int:
     return reader.one("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
 
 
-def hash_of(reader: Reader, seq: int) -> bytes | None:
-    row = reader.one("SELECT hash FROM journal WHERE seq = ?", (seq,))
-    return None if row is None else row[0]
-
-
 def records_between(reader: Reader, after: int, through: int) -> Iterator[tuple[int, bytes, bytes]]:
     """Seq, body and hash of the records behind one, up to another with that."""
     return reader.each("SELECT seq, body, hash FROM journal WHERE seq > ? AND seq <= ? ORDER BY seq", (after, through))

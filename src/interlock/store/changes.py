@@ -277,7 +277,7 @@ class ChangeReader:
             self._reported = False
 
     def _distrust(self) -> None:
-        """Something is known to have changed and what it is now is not: nothing is fresh until it was read."""
+        """Mark everything as stale until the next read: a change is known, its content is not."""
         self._read_at = self.fresh_until = _NEVER
 
     def _read_apart(self) -> _Read:

@@ -18,7 +18,7 @@ def get(reader: Reader, name: str) -> str | None:
 
 
 def some(reader: Reader, names: Sequence[str]) -> dict[str, str]:
-    """The facts of these names that there are, by name."""
+    """Return the facts with these names, by name. Names without a fact are left out."""
     statement = f"SELECT name, value FROM fact WHERE name IN ({_marks(names)})"  # noqa: S608 - marks
     return dict(reader.all(statement, names))
 

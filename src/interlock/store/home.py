@@ -127,7 +127,7 @@ class Home:
     near = True
 
     def replaced(self, connection: SqliteConnection) -> SqliteConnection:
-        """A new connection in place of one that is of no more use."""
+        """Close a broken connection and return a new one."""
         connection.close()
         return self.connect()
 

@@ -63,11 +63,6 @@ def record(reader: Reader, seq: int) -> bytes:
     return reader.one("SELECT body FROM journal WHERE seq = ?", (seq,))[0]
 
 
-def newest_record(reader: Reader) -> bytes | None:
-    row = reader.one("SELECT body FROM journal ORDER BY seq DESC LIMIT 1")
-    return None if row is None else row[0]
-
-
 def signed_ms(reader: Reader, before_ms: int) -> int | None:
     """The latest time of a signature, of those before a time."""
     return reader.one("SELECT MAX(at_ms) FROM anchor WHERE at_ms < ?", (before_ms,))[0]

@@ -178,11 +178,11 @@ class Changes(Protocol):
         ...
 
     def catch_up(self) -> None:
-        """The same for caches that cannot wait. It also refuses where the state has to be waited for."""
+        """Like `caught_up`, without waiting. Refuses as well where the state is only known after a wait."""
         ...
 
     def try_catch_up(self) -> bool:
-        """The same; returns False where the state has to be waited for."""
+        """Like `catch_up`, but returns False where the state is only known after a wait."""
         ...
 
 

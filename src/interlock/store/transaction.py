@@ -72,10 +72,10 @@ class Transaction(Rows):
         # Rows that are written together, each with its statement, and how many of them have been written.
         self._later: list[tuple[str, Sequence[Any]]] = []
         self._written = 0
-        # Which of them is the first of the unit that runs, and the changes of the database before that unit.
+        # Of the unit that runs: its first row of these, and the count of changes of the database before it.
         self._first_later = 0
         self._changes = 0
-        self.notifies = False  # it stays so where the unit that has set it is undone
+        self.notifies = False  # stays set if the unit that set it is rolled back
         # Whether a piece of work failed and could not be undone by itself: then nothing of the transaction may stay.
         self.torn = False
         # Calls that a record of this transaction closes, and that no task of this process runs, by their id.

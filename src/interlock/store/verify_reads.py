@@ -310,7 +310,7 @@ def session(reader: Reader, row_id: bytes) -> tuple[Any, Any] | None:
 
 
 def payload(reader: Reader, ref: str) -> tuple[Any, Any] | None:
-    """Body and size of a large result, as they are; the body with its pieces, as far as they are there."""
+    """The stored body and size of a large result. The body is joined from its pieces; missing pieces are left out."""
     if not layout.has_table(reader, "payload_piece"):
         return reader.one("SELECT body, size FROM payload WHERE ref = ?", (ref,))
     row = reader.one("SELECT body, size, pieces FROM payload WHERE ref = ?", (ref,))

@@ -67,7 +67,7 @@ class Writer:
         self._home = home
         self._clock = clock
         self._connection = home.open_database()
-        # What every batch says to the database it says through this one; to make another takes its time.
+        # One cursor for all batches: creating one for each batch costs time.
         self._cursor = self._connection.cursor()
         self._anchors = Anchors(home, signer)
         # The end of the chain that this process knew last, and by which connection that was compared with the store.

@@ -155,7 +155,7 @@ def _ask(used: Callable[[], float | None]) -> float | None:
     try:
         return used()
     except Exception:  # noqa: BLE001 - other people's code, asked while somebody's call is being closed
-        _log.exception("how full a limit is could not be told")
+        _log.exception("the use of a limit could not be measured")
         return None
 
 

@@ -117,7 +117,7 @@ def refusal(status: int, sent: Mapping[str, str], name: str, details: Json) -> F
     details, ref = {**details, "preconditionFailed": True}, f"http:{status}"
     said = f": {details['body']}" if details.get("body") else ""
     if status != 428 and stated not in (None, "*"):
-        words = f"what the call would change at `{name}` has another version than the one that was read"
+        words = f"what the call would change at `{name}` has changed since it was read"
         if gone:
             words = f"what the call would change is there no longer: `{name}` answered {status}{said}"
         return Failure("E3410", words, details=details, native_error_ref=ref)

@@ -68,7 +68,7 @@ async def _reflect_by(name: str, channel: Any, path: str, services: Sequence[str
                 file = FileDescriptorProto.FromString(given)
                 files.setdefault(file.name, file)
         except DecodeError:
-            raise Failure("E3401", f"`{name}` describes itself in a form that is none") from None
+            raise Failure("E3401", f"`{name}` sent an invalid service description") from None
         if len(files) > MAX_FILES:
             raise Failure("E3407", f"`{name}` describes itself with more than {MAX_FILES} files")
         return answer

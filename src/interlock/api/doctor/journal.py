@@ -131,7 +131,7 @@ def _clock(home: Home, reader: Reader) -> Finding:
     """Whether this machine's time is behind what was written. Which of the two was wrong, nobody can tell."""
     from interlock.core.clock import END_MS, Clock, iso
     from interlock.core.formatting import span
-    from interlock.store import inspection
+    from interlock.store import inspection, verify_reads
     from interlock.store.timekeeping import steps
 
     now, own = home.now_ms(reader), Clock().now_ms()
@@ -139,7 +139,7 @@ def _clock(home: Home, reader: Reader) -> Finding:
         how = "ahead of" if own > now else "behind"
         advice = "let a time server set it. Calls, keys and approvals go by the clock of the server, but logs do not"
         return Finding("clock", "attention", f"{span(abs(own - now))} {how} the clock of the database server", advice)
-    signed, body = inspection.signed_ms(reader, END_MS), inspection.newest_record(reader)
+    signed, body = inspection.signed_ms(reader, END_MS), verify_reads.newest_body(reader)
     newest, what = max((signed or 0, "signed head"), (_made_ms(body or b""), "record"))
     stepped = [step for step in steps(reader) if step.after_ms > now - STEPS_SHOWN_MS]
     if newest - now <= BEHIND_MS and not stepped:

@@ -88,7 +88,7 @@ class Wanted:
     arguments: Json
     meta: Mapping[str, Any]
     trace: str | None = None
-    # How the client can be asked, if it said that it can.
+    # The channel for questions to the client; None if the client declared none.
     interaction: Interaction | None = None
     # What the name stands for, where that was found out already.
     address: str | None = None
@@ -123,7 +123,8 @@ class RunningCall:
 
     def give_up(self) -> None:
         """Cancel it, on record, unless it has ended."""
-        # One that has not been begun is not known by its id yet; one that cannot be stopped goes on.
+        # A call that has not begun is not found by its id yet, so its task is cancelled. One that cannot be stopped
+        # runs on.
         if not self.task.done() and self.cancel() == "finished":
             self.task.cancel()
 
@@ -244,7 +245,7 @@ class Calling:
             if "traceparent" in meta:
                 trace = joined(meta["traceparent"], meta.get("tracestate"))
         if KEY in arguments:
-            # Where the call was looked up already, that is what it is made of; otherwise it is looked up.
+            # The tool that was looked up before is used; it is looked up again if a version is requested.
             if wanted.looked_up is not None and version is None:
                 keyed = wanted.looked_up[1].keyed
             else:

@@ -109,7 +109,7 @@ class Listing:
         shows_apps: bool,
         samples: bool = False,
     ) -> tuple[Sequence[Described], str | None]:
-        """Some of a caller's tools, and where to go on; without those that are not what the caller expects of them.
+        """Return a page of the caller's tools and the cursor of the next page.
 
         Of a surface, all that it lists, with the tools that search and load others. `select_tool` is for clients whose
         model can be asked (`samples`). Tools for interfaces alone are listed to clients that show interfaces: others

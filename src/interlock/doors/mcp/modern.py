@@ -317,10 +317,8 @@ class McpRoute(Route):
             return self._from_template(request_id, result, tool, form) or self._reply(
                 request_id, await self.calling.answer(wanted, result)
             )
-        except Fault as fault:
-            return _faulty(request_id, fault)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            return _faulty(request_id, fault_of(error))
+            return _faulty(request_id, error if isinstance(error, Fault) else fault_of(error))
 
     def _from_template(self, request_id: int | str, result: Result, tool: Prepared, form: Form) -> Reply | None:
         """The answer to a call that simply succeeded, from the template of its tool; None for any other."""
@@ -354,10 +352,8 @@ class McpRoute(Route):
             return self._from_template(request_id, result, tool, form) or self._reply(
                 request_id, await self.calling.answer(wanted, result)
             )
-        except Fault as fault:
-            return _faulty(request_id, fault)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            return _faulty(request_id, fault_of(error))
+            return _faulty(request_id, error if isinstance(error, Fault) else fault_of(error))
 
     def _reply(self, request_id: int | str, result: Json) -> Reply:
         """A result as a response, in the form that the SDK would give it."""

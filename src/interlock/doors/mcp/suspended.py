@@ -95,9 +95,9 @@ class SuspendedCalls:
         caller: Caller,
         begin: Callable[[Interaction], Coroutine[Any, Any, Json]],
     ) -> Json:
-        """The same for something that is read from an upstream: its content, or the questions about it.
+        """Like `call`, for a resource or prompt of an upstream: returns its content, or questions to the client.
 
-        `what` tells it from others. Raises the Failure of reading it.
+        `what` identifies what is read. Raises the Failure of reading it.
         """
         owner = owner_of(caller)
         binding = digest([owner, what])

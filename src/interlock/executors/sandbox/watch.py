@@ -200,9 +200,9 @@ class Watch:
         self._cut_off("killed")
 
     def _cut_off(self, status: Status) -> bool:
-        """End the call because its time is up or nobody wants its result. Whether the code has a moment to clean up.
+        """End the call: its time is up, or nobody needs its result. Returns whether the code may clean up first.
 
-        INVARIANT: nothing that the code reports from now on counts, and it reaches nothing from where it is.
+        INVARIANT: what the code reports from now on is dropped, and it can reach nothing outside the sandbox.
         """
         if self._grace is not None:
             return True  # it has been told

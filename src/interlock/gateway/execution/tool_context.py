@@ -65,8 +65,8 @@ class Contexts:
         call, request = granted, granted.request
         assert request.caller is not None
         read = partial(self._sessions.read, request.caller, request.session)
-        # A write must not begin if its session cannot be read. The thread of a sync function reads no database. From a
-        # store that is not near `prepare` has read it; a context that is made later is for reports alone.
+        # A write must not begin if its session cannot be read. The thread of a sync function reads no database. Where
+        # the store is not near, `prepare` has read the session before; a context without it only reports effects.
         if stored is None and self.near and (granted.tool.writes or not granted.tool.bound.is_async):
             stored = read()
         session = SessionState(read) if stored is None else SessionState(None, *stored)
@@ -147,8 +147,8 @@ def narrowed(granted: Granted) -> Caller:
     """Return the caller as the tool sees them, and as its own calls are made: with what the tool requires, no more."""
     caller = granted.request.caller
     assert caller is not None
-    # INVARIANT: the authority of an invocation is the caller's, cut down to what its tool requires. Where the token
-    # names resources, those of the call are all that is left of them.
+    # INVARIANT: the authority of an invocation is the caller's, cut down to what its tool requires. A token
+    # that names resources is narrowed to those of the call.
     capability = caller.capability
     if capability is not None and capability.bound:
         reach = token_checks.reach_of(granted.tool.contract, granted.input)

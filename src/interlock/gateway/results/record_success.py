@@ -87,7 +87,7 @@ class SuccessWriter:
         if undo is not None:
             extra["compensation"] = {"ref": f"undo:{call.id}", "sha256": digest(undo)}
 
-        # A call that has an intent keeps its id and all else that its records share.
+        # A call with an intent repeats the id and the other common fields of the intent's record.
         intent = call.more.head
         common = records.head(call, now_ms) if intent is None else {**intent, "timestamp": iso(now_ms)}
 

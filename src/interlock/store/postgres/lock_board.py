@@ -62,9 +62,7 @@ class PostgresBoard(Board):
             connection = self._connected()
             connection.execute("BEGIN")
             try:
-                version, text, ids = connection.one(
-                    "SELECT version, document, living FROM interlock_board(?)", (self._me,)
-                )
+                version, text, ids = connection.one(_READ, (self._me,))
                 board: Document = orjson.loads(text)
                 living = set(ids.split())
                 others = {

@@ -28,6 +28,7 @@ from interlock.call.mcp import MODERN
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
+from interlock.core.supervise import start_in
 from interlock.data.schema import Json
 from interlock.data.untrusted import members
 from interlock.net import addresses
@@ -186,8 +187,9 @@ class Http:
     # Streams that are opened by GET
 
     async def _listen(self, begun: Callable[[], None]) -> None:
-        """Hear what a server of the handshake era has to say outside of answers. Calls `begun` when it can be heard, or
-        does not speak.
+        """Read the GET stream on which a handshake-era server sends messages outside of answers.
+
+        Calls `begun` when the stream is open, or when the server offers none.
         """
 
         def take(message: Any) -> bool:
@@ -233,10 +235,7 @@ class Http:
     # Ending
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return start_in(self._tasks, work)
 
     def abort(self) -> None:
         self._end("the connection to the upstream was closed")

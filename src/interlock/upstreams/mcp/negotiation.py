@@ -15,7 +15,7 @@ from interlock.call.mcp import HANDSHAKE, META, MODERN, UNSUPPORTED_VERSION
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.data.untrusted import members, strings
-from interlock.upstreams.mcp.protocol import ABOUT_US, UNSENT, Era, RpcError, Server
+from interlock.upstreams.mcp.protocol import ABOUT_US, UNSENT, Era, RpcError, ServerInfo
 
 START_S = 30.0
 # A server that is silent for this long is also greeted in the way of the handshake era.
@@ -25,7 +25,7 @@ DISCOVER_S = 5.0
 class Negotiating(Protocol):
     """A conversation whose version is not agreed on yet. `server` is set to what the server says of itself."""
 
-    server: Server
+    server: ServerInfo
 
     @property
     def capabilities(self) -> Json: ...
@@ -50,7 +50,7 @@ async def _negotiate(session: Negotiating, era: Era) -> None:
     if era == "handshake":
         await _initialize(session)
         return
-    session.server = Server(MODERN[0])
+    session.server = ServerInfo(MODERN[0])
     discovery = asyncio.ensure_future(session.request("server/discover", within_s=None))
     try:
         await asyncio.wait({discovery}, timeout=DISCOVER_S if era == "auto" else START_S)
@@ -64,18 +64,18 @@ async def _negotiate(session: Negotiating, era: Era) -> None:
         return
     if era == "modern":
         raise _mismatch(supported)
-    session.server = Server("")
+    session.server = ServerInfo("")
     await _initialize(session)
 
 
 async def _greeted_before(session: Negotiating, discovery: asyncio.Future[Json]) -> bool:
     """Greet a silent server in the old way too, because it may be old or slow to start: its answer decides."""
-    session.server = Server("")
+    session.server = ServerInfo("")
     greeting = asyncio.ensure_future(_initialize(session))
     try:
         await asyncio.wait({discovery, greeting}, return_when=asyncio.FIRST_COMPLETED)
         if discovery.done():
-            session.server = Server(MODERN[0])
+            session.server = ServerInfo(MODERN[0])
             return False
         await greeting
         return True
@@ -121,7 +121,7 @@ async def _initialize(session: Negotiating) -> None:
 
 def _adopt(session: Negotiating, protocol: str, answer: Json, info: Any) -> None:
     instructions = answer.get("instructions")
-    session.server = Server(
+    session.server = ServerInfo(
         protocol,
         str(members(info).get("name") or ""),
         str(members(info).get("version") or ""),

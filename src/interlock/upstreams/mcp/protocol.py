@@ -57,7 +57,7 @@ class Wire(Protocol):
 
 
 @dataclass(slots=True)
-class Server:
+class ServerInfo:
     """The server's statements about itself when the version was negotiated."""
 
     protocol: str

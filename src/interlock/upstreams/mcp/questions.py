@@ -13,7 +13,7 @@ from interlock.call.connector import ALONE, Interaction
 from interlock.call.mcp import INVALID_PARAMS, METHOD_NOT_FOUND, QUESTIONS
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.upstreams.mcp.protocol import RpcError, Server
+from interlock.upstreams.mcp.protocol import RpcError, ServerInfo
 
 _INTERNAL_ERROR = -32603
 # The error of a client whose user refused a request for sampling: an answer, like `decline` of an elicitation.
@@ -122,7 +122,7 @@ def answerable(interaction: Interaction, *, passed_on: bool) -> Json:
     return {name: options for name, options in interaction.capabilities.items() if name in QUESTIONS.values()}
 
 
-def refuse_answers(server: Server, interaction: Interaction) -> None:
+def refuse_answers(server: ServerInfo, interaction: Interaction) -> None:
     """INVARIANT: a server of the handshake era, which takes no answers, does not run a tool again because of them."""
     if interaction.answers and not server.modern:
         raise Failure(

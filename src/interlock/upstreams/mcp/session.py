@@ -20,11 +20,12 @@ from typing import Any, cast
 from interlock.call.mcp import INVALID_PARAMS, META, METHOD_NOT_FOUND, MODERN, QUESTIONS, OnLog
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
+from interlock.core.supervise import start_in
 from interlock.data.schema import Json
 from interlock.data.untrusted import members, strings, text_in
 from interlock.upstreams.children import Crashed
 from interlock.upstreams.mcp.negotiation import agree
-from interlock.upstreams.mcp.protocol import ABOUT_US, LIST_S, UNSENT, Era, Progress, RpcError, Server, Wire
+from interlock.upstreams.mcp.protocol import ABOUT_US, LIST_S, UNSENT, Era, Progress, RpcError, ServerInfo, Wire
 from interlock.upstreams.mcp.questions import Questions, put_for_one_of, unclear
 from interlock.upstreams.response_limits import addressee
 
@@ -73,7 +74,7 @@ class Session:
         on_doubt: Callable[[], None] | None = None,
         mixed: bool = False,
     ) -> None:
-        self.server = Server("")
+        self.server = ServerInfo("")
         self.capabilities = dict(capabilities)
         self._extensions = extensions
         self._on_change = on_change
@@ -540,10 +541,7 @@ class Session:
                 waiting.answer.set_exception(Failure("E3502", ended.result(), details={"sent": True}))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return start_in(self._tasks, work)
 
 
 def _expire(answer: asyncio.Future[Json]) -> None:

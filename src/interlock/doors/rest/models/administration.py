@@ -119,8 +119,12 @@ class UnknownCalls(Answer):
 class SettleBody(Body):
     model_config = ConfigDict(json_schema_extra=example(happened=True, result={"entry": 91}))
 
-    happened: bool = Field(description="whether it took effect; if not, its key is free and the same call may run")
-    result: Any = Field(None, description="what it returned, if it happened: its key answers with it from now on")
+    happened: bool = Field(
+        description="whether it took effect; if not, its idempotency key is free and the same call may run"
+    )
+    result: Any = Field(
+        None, description="what it returned, if it happened: its idempotency key answers with it from now on"
+    )
 
 
 class SettledCall(UnknownCall):

@@ -51,7 +51,16 @@ class CallRecords:
             await parts.journal.commit(parts.storage.payloads.discard(call_id))
         return answer
 
-    async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace_id: str | None = None) -> Result:
+    async def undo(
+        self,
+        call_id: str,
+        *,
+        by: Caller,
+        key: str,
+        door: str,
+        trace_id: str | None = None,
+        on_progress: Callable[[Json], None] | None = None,
+    ) -> Result:
         """Run the compensation that a call stored when it succeeded. Governed like any call of the caller."""
         await self._require_own(call_id, by)
         closed = await self._closed(call_id)
@@ -67,6 +76,7 @@ class CallRecords:
                 operation="compensate",
                 parent=call_id,
                 door=door,
+                on_progress=on_progress,
             )
         )
 

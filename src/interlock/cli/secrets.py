@@ -178,7 +178,8 @@ async def rotate_key(app: Interlock, out: Output, /) -> int:
     """
     require(app.caller, "secrets:admin", "changing the key")
     others = None if app.home.near else app.home.others
-    left = await app.secrets.rotate_key(by=app.caller.acting, others=others)
+    with out.working("sealing every credential under a new key …"):
+        left = await app.secrets.rotate_key(by=app.caller.acting, others=others)
     sealed = len(await app.secrets.names()) - len(left)
 
     def show(page: Page) -> None:

@@ -126,7 +126,7 @@ class CallRecords:
         from interlock.data.defaults import default_at
 
         try:
-            contract = (await parts.catalog.exact(closed["toolId"], closed["version"])).prepared.contract
+            contract = (await parts.catalog.exact(closed["toolId"], closed["version"])).contract
             default_of = partial(default_at, contract.input)
         except (Failure, KeyError):
             default_of = _without_default  # the tool was removed, or never existed

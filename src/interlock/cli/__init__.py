@@ -20,16 +20,16 @@ class _Root(LazyGroup):
     """The group of all commands. It prints the envelope of a command that is not understood."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _told(), _envelope_of_usage():
+        with _ending_unwritten(), _envelope_of_usage():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> object:
-        with _told(), _envelope_of_usage():
+        with _ending_unwritten(), _envelope_of_usage():
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _told() -> Generator[None]:
+def _ending_unwritten() -> Generator[None]:
     """If the output of click cannot be written, such as the help of a command, end with the code for that."""
     try:
         yield

@@ -17,7 +17,9 @@ from bench.report import Table, verdict
 HELP = "interlock --help"
 HELP_BELOW_MS = 300.0
 COMMAND_BELOW_MS = 250.0
-# Commands of an ordinary day, on a data directory with the tools of the guided tour. CALL is the id of a call.
+UPSTREAM = "notes"
+# Commands of an ordinary day, on a data directory with the tools of the guided tour and an upstream. CALL is the id of
+# a call.
 DAILY: Mapping[str, Sequence[str]] = {
     "tools list": ("tools", "list"),
     "tools show": ("tools", "show", "demo.post"),
@@ -29,10 +31,12 @@ DAILY: Mapping[str, Sequence[str]] = {
     "calls list": ("calls", "list"),
     "calls show": ("calls", "show", "CALL"),
     "calls trace": ("calls", "trace", "CALL"),
+    "calls inputs": ("calls", "inputs", "CALL"),
     "audit explain": ("audit", "explain", "CALL"),
     "audit verify": ("audit", "verify"),
     "approvals list": ("approvals", "list"),
     "upstream list": ("upstream", "list"),
+    "upstream show": ("upstream", "show", UPSTREAM),
     "token issue": ("token", "issue", "--agent", "bot"),
     "identities list": ("identities", "list"),
     "keys list": ("keys", "list"),
@@ -70,6 +74,8 @@ def _tables(plan: Plan, home: Path) -> list[Table]:
     if missing:
         del commands[HELP]
     elif runs((script, "--home", str(home), "tools", "add", "interlock.demo_tools")):
+        add = ("upstream", "add", "mcp", UPSTREAM, "--", python, "-m", "interlock.demo_server")
+        subprocess.run((script, "--home", str(home), *add), stdout=subprocess.DEVNULL, check=True)
         call = _call_of((script, "--home", str(home), "call", "demo.balance", '{"account": "cash"}', "--json"))
         for name, words in DAILY.items():
             said = [call if word == "CALL" else word for word in words]

@@ -186,7 +186,7 @@ def test_contracts_are_shown_without_the_gateway(cli: Cli, words: str) -> None:
     _, others, own = loaded(cli.home, *words.split())
     assert not others & SELDOM
     assert not own & GATEWAY
-    assert ("pydantic" in others) == words.startswith("upstream")
+    assert not {"pydantic", "pydantic_core"} & others
 
 
 @OF_A_FILE
@@ -291,6 +291,23 @@ def test_what_a_program_asks_first_may_be_asked_between_two_runs_of_its_loop(cli
         call = app.gateway.invoke(app.request("demo.balance", {"account": "cash"}))
         assert runner.run(call).state == "succeeded"
         runner.run(app.close())
+
+
+@OF_A_FILE
+def test_the_inputs_of_a_call_are_shown_without_its_tool_and_without_models(cli: Cli) -> None:
+    call = cli.call("demo.balance", {"account": "cash"})["invocation_id"]
+    said, others, own = modules(cli.home, "calls", "inputs", call)
+    assert "nothing was changed on the way" in said
+    assert not {"pydantic", "pydantic_core", "jsonschema_rs"} & others
+    assert not {"interlock.demo_tools", "interlock.api.service", "interlock.registry.source"} & own
+
+
+@OF_A_FILE
+def test_an_upstream_is_told_healthy_without_what_connects_to_it(cli: Cli) -> None:
+    assert cli("upstream", "add", "mcp", "notes", "--", sys.executable, "-m", "interlock.demo_server").code == 0
+    _, others, own = modules(cli.home, "health")
+    assert not {"pydantic", "pydantic_core"} & others
+    assert not {name for name in own if name.startswith("interlock.upstreams.")}
 
 
 # These open the data directory, and read no contract.

@@ -153,6 +153,41 @@ def test_a_save_makes_new_drafts_while_the_session_goes_on(desk: Cli):
         assert child.wait() == 0
 
 
+WORDS = '''
+from typing import Annotated, Literal
+from interlock import Field, tool
+
+
+@tool(version="1.0.0", mutation_class="read_only")
+def look(
+    tag: Annotated[str | None, Field(description="a tag", examples=["t"])] = None,
+    size: Annotated[int | str, Field(description="a size", examples=["large"])] = 0,
+    flag: Annotated[bool | None, Field(description="a flag", examples=[True])] = None,
+    mode: Annotated[Literal["1", "2"] | None, Field(description="a mode", examples=["1"])] = None,
+) -> str:
+    """Look for a tag."""
+    return repr((tag, size, flag, mode))
+'''
+
+
+@pytest.mark.parametrize(
+    ("typed", "received"),
+    [
+        (("12", "12", "true", "1"), "('12', 12, True, '1')"),
+        (("true", "true", "null", "null"), "('true', 'true', None, None)"),
+        (("null", "1.5", "", ""), "(None, '1.5', None, None)"),
+        (('"null"', "large", "false", '"2"'), "('null', 'large', False, '2')"),
+        (("[1]", '{"a": 1}', "", "2"), "('[1]', '{\"a\": 1}', None, '2')"),
+    ],
+)
+def test_a_form_takes_text_that_looks_like_something_else_where_text_is_wanted(
+    fresh: Cli, typed: tuple[str, ...], received: str
+):
+    (fresh.path / "words.py").write_text(WORDS)
+    ended = fresh("dev", "words.py", stdin="\n".join(("look", *typed, "quit", "")))
+    assert received in ended.out, ended.out + ended.err
+
+
 def test_at_a_terminal_a_form_asks_for_each_parameter(desk: Cli):
     ours, theirs = os.openpty()
     environment = {**desk.environment, "TERM": "dumb", "COLUMNS": "200", "NO_COLOR": "1"}

@@ -443,6 +443,18 @@ def test_a_call_is_undone(place: Place) -> None:
     assert (undone.code, undone.json["status"]) == (0, "succeeded")
 
 
+def test_going_on_and_undoing_at_a_server_say_so_on_a_terminal(place: Place) -> None:
+    at = ("--server", place.url, "--token-file", place.token("ann"))
+    ticket = place.ticket("shown-on-a-terminal")
+    assert place.there("bob", "approvals", "approve", ticket).code == 0
+    resumed = warm.at_terminal((*at, "calls", "resume", ticket), place.cli.environment, place.cli.path)[1]
+    assert f"demo.mail_statement goes on at {place.url} …" in resumed
+    post = ("call", "demo.post", '{"account": "cash", "cents": 8}', "--key", "to-undo-2", "--json")
+    made = place.there("ann", *post).json["invocation_id"]
+    undone = warm.at_terminal((*at, "calls", "undo", made, "--key", "u-2"), place.cli.environment, place.cli.path)[1]
+    assert f"{place.url} undoes {made} …" in undone
+
+
 # Operating
 
 

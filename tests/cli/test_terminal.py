@@ -43,6 +43,57 @@ def test_long_commands_show_what_they_are_at_on_a_terminal(fresh: Cli) -> None:
     assert "looking at: sandbox" in at_terminal(fresh, "doctor")
 
 
+# A write that reports progress, and waits for a person first.
+PUBLISH = '''
+from typing import Annotated
+
+from interlock import Context, Effect, Field, Preview, tool
+
+
+@tool(namespace="demo", version="1.0.0", mutation_class="write_irreversible", effects=[Effect("page:{name}", "CREATE")])
+async def publish(ctx: Context, name: Annotated[str, Field(description="a page", examples=["a"])]) -> str:
+    """Publish a page."""
+    ctx.progress("printing it", percent=50)
+    ctx.effect(f"page:{name}", "CREATE")
+    return name
+
+
+@publish.preview
+async def _(name: str) -> Preview:
+    return Preview(impact="it would be published")
+'''
+# What commands that may take long show while they work. CALL is a call that can be undone, TICKET an approved one.
+LONG = {
+    "calls resume of one": (
+        ("calls", "resume", "TICKET"),
+        ("going on with what was approved …", "50 %", "printing it"),
+    ),
+    "calls resume": (("calls", "resume"), ("going on with what was approved …", "50 %", "printing it")),
+    "calls undo": (("calls", "undo", "CALL", "--key", "u-1"), ("undoing 01",)),
+    "tools evaluate": (("tools", "evaluate", "--recorded"), ("measuring selections …",)),
+    "tools train-router": (("tools", "train-router"), ("training on your calls …",)),
+    "secrets rotate-key": (("secrets", "rotate-key"), ("sealing every credential under a new key …",)),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_every_long_command_says_what_it_is_at_on_a_terminal(cli: Cli, name: str) -> None:
+    words, told = LONG[name]
+    if name.startswith("calls resume"):
+        (cli.path / "publishing.py").write_text(PUBLISH)
+        assert cli("tools", "add", "publishing.py").code == 0
+        token = cli("token", "issue", "--agent", "bot", "--scope", "tools:invoke").out.strip()
+        agent = Cli(cli.path, {"INTERLOCK_TOKEN": token})
+        ticket = agent.call("demo.publish", {"name": "a"}, "--key", "k-1")["pending"]["ticketId"]
+        assert cli("approvals", "approve", ticket).code == 0
+        words = tuple(ticket if word == "TICKET" else word for word in words)
+    elif name == "calls undo":
+        call = cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", "k-1")["invocation_id"]
+        words = tuple(call if word == "CALL" else word for word in words)
+    shown = at_terminal(cli, *words)
+    assert [one for one in told if one not in shown] == [], shown
+
+
 @pytest.mark.sqlite_only("a file is copied before it is migrated; a server has backups of its own")
 def test_a_migration_shows_how_far_its_backup_is_on_a_terminal(fresh: Cli) -> None:
     assert fresh("tools", "list").code == 0

@@ -100,6 +100,13 @@ def test_the_statuses_of_a_row_agree_with_each_other(row: Code) -> None:
         assert row.http == 409
 
 
+def test_a_key_that_was_used_with_other_arguments_is_not_to_be_sent_again() -> None:
+    """Other conflicts pass; this key stays with the arguments that it was first used with."""
+    refused = Failure("E3306", "the key was used with other arguments")
+    assert not refused.retryable
+    assert Failure("E3103", "the version is taken").row.error_code is refused.row.error_code
+
+
 @pytest.mark.part_of(
     "CONTRACT-17", rest="E3704 and E3802, which come with callbacks and event streams; the document and state bridges"
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import hypothesis.strategies as st
@@ -87,3 +88,28 @@ def test_a_yaml_text_of_hundreds_of_levels_is_read() -> None:
     for _ in range(400):
         (value,) = value
     assert value == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("[NO, no, Yes, on, off, y, n, tRUE]", ["NO", "no", "Yes", "on", "off", "y", "n", "tRUE"]),
+        ("[true, True, TRUE, false, False, FALSE]", [True, True, True, False, False, False]),
+        ("[~, null, Null, NULL, nULL, \"\"]", [None, None, None, None, "nULL", ""]),
+        ("[12:30, 190:20:30, 1:30.5, 2020-01-01, 2020-01-01T10:00:00Z]",
+         ["12:30", "190:20:30", "1:30.5", "2020-01-01", "2020-01-01T10:00:00Z"]),
+        ("[7, +7, -7, 017, 0o17, 0x1f, 1_000, 0b11]", [7, 7, -7, 17, 15, 31, "1_000", "0b11"]),
+        ("[1e3, 1.5, .5, 1., -1.5E-1, -.inf, .]", [1000.0, 1.5, 0.5, 1.0, -0.15, -math.inf, "."]),
+        ("[=, '017', 'no']", ["=", "017", "no"]),
+        ("[{on: 1, no: 2, 200: 3, true: 4, null: 5, 1e3: 6, 2020-01-01: 7, 017: 8}]",
+         [{"on": 1, "no": 2, "200": 3, "true": 4, "null": 5, "1e3": 6, "2020-01-01": 7, "017": 8}]),
+    ],
+)  # fmt: skip
+def test_scalars_of_yaml_are_what_the_core_schema_of_yaml_1_2_says(text: str, values: list[Any]) -> None:
+    (read,) = read_yaml(text)
+    assert [(type(one), one) for one in read] == [(type(one), one) for one in values]
+
+
+def test_names_that_are_one_in_json_are_a_name_twice() -> None:
+    with pytest.raises(Malformed, match="`200` appears twice"):
+        read_yaml("{200: a, '200': b}")

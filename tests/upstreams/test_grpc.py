@@ -268,13 +268,39 @@ async def test_status_message_and_details_of_a_service_reach_the_caller(tmp_path
         get = next(one for one in report.tools if one.name == "shop.v1.Shop.Get")
         assert get.state == "admitted", get.reason
         server.answer = refuse
-        for status, expected in (("NOT_FOUND", "NOT_FOUND"), ("UNAUTHENTICATED", "INTERNAL"), ("UNAVAILABLE", None)):
+        for status, expected in (
+            ("NOT_FOUND", "NOT_FOUND"), ("UNAUTHENTICATED", "INTERNAL"), ("UNAVAILABLE", None),
+            ("DEADLINE_EXCEEDED", None), ("RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED"),
+        ):  # fmt: skip
             said[:] = [grpc.StatusCode[status]]
             heard = await wires.call("grpc", get.address, {})
             assert expected in (None, heard.status), heard
             assert heard.envelope is not None
             assert "no thing 9" in heard.envelope["message"]
             assert "thing-9" in str(heard.envelope["details"])
+            assert heard.envelope["details"]["status"] == status
+
+
+async def test_a_deadline_of_a_service_keeps_its_words_and_one_of_ours_stays_ours(tmp_path: Path) -> None:
+    release = asyncio.Event()
+
+    async def late(_: Asked, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the warehouse did not answer")
+
+    async def silent(asked: Asked, _: Any) -> Any:
+        await release.wait()
+        return asked.message
+
+    async with ShopServer.open(tmp_path) as server, upstream(server.port) as one:
+        get = (await found_in(one))["Get"].native
+        server.answer = late
+        theirs = await failure_of(one, get, attempts=1)
+        server.answer = silent
+        ours = await failure_of(one, get, attempts=1, left_s=0.3)
+        release.set()
+    assert (theirs.code, theirs.message) == ("E3503", "`shop` answered DEADLINE_EXCEEDED: the warehouse did not answer")
+    assert theirs.details == {"status": "DEADLINE_EXCEEDED", "sent": True, "body": "the warehouse did not answer"}
+    assert (ours.code, ours.details) == ("E3503", {"sent": True})
 
 
 async def test_enums_by_number_and_numbers_that_json_lacks_are_accepted(tmp_path: Path) -> None:

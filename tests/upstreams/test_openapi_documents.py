@@ -74,6 +74,43 @@ def test_the_same_document_reads_the_same_in_yaml() -> None:
     assert openapi.read(in_yaml) == openapi.read(document)
 
 
+async def test_words_in_a_yaml_document_stay_the_words_they_are(tmp_path: Path) -> None:
+    """By the rules of YAML 1.1, which OpenAPI does not use, `NO` is false, `12:30` is 750 and a date is no text."""
+    text = """
+openapi: 3.0.3
+info: {title: trains, version: 1.0.0}
+servers: [{url: https://api.example.com}]
+paths:
+  /trains:
+    get:
+      operationId: look
+      parameters:
+        - {name: country, in: query, schema: {type: string, enum: [DE, NO, SE]}}
+        - {name: from, in: query, schema: {type: string, default: 12:30}}
+        - {name: day, in: query, schema: {type: string, enum: [2020-01-01, 2020-12-31]}}
+        - {name: on, in: query, schema: {type: boolean, default: true}}
+      responses:
+        200:
+          description: ok
+          content: {application/json: {schema: {type: object, properties: {on: {type: boolean}, null: {type: string}}}}}
+"""
+    async with Interlock.open(tmp_path, housekeeping=False) as app:
+        report = await app.upstreams.add(
+            "it", "openapi", {"urls": ["https://api.example.com"], "openapi": openapi.parse(text)}, by=app.caller
+        )
+        assert [(one.name, one.state) for one in report.tools] == [("look", "admitted")]
+        contract = (await app.catalog.resolve("it.look")).contract
+        takes = contract.manifest.parameters["properties"]
+        assert takes["country"]["enum"] == ["DE", "NO", "SE"]
+        assert takes["from"]["default"] == "12:30"
+        assert takes["day"]["enum"] == ["2020-01-01", "2020-12-31"]
+        assert takes["on"]["type"] == "boolean"
+        assert takes["on"]["default"] is True
+        result = contract.manifest.result_schema
+        assert result is not None
+        assert list(result["properties"]) == ["on", "null"]
+
+
 # ── a sample with everything ────────────────────────────────────────────────────────────────────────────────────────
 
 OK: Json = {"200": {"description": "", "content": {"application/json": {"schema": {"type": "object"}}}}}

@@ -51,7 +51,16 @@ class CallRecords:
             await parts.journal.commit(parts.storage.payloads.discard(call_id))
         return answer
 
-    async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace_id: str | None = None) -> Result:
+    async def undo(
+        self,
+        call_id: str,
+        *,
+        by: Caller,
+        key: str,
+        door: str,
+        trace_id: str | None = None,
+        on_progress: Callable[[Json], None] | None = None,
+    ) -> Result:
         """Run the compensation that a call stored when it succeeded. Governed like any call of the caller."""
         await self._require_own(call_id, by)
         closed = await self._closed(call_id)
@@ -67,6 +76,7 @@ class CallRecords:
                 operation="compensate",
                 parent=call_id,
                 door=door,
+                on_progress=on_progress,
             )
         )
 
@@ -116,7 +126,7 @@ class CallRecords:
         from interlock.data.defaults import default_at
 
         try:
-            contract = (await parts.catalog.exact(closed["toolId"], closed["version"])).prepared.contract
+            contract = (await parts.catalog.exact(closed["toolId"], closed["version"])).contract
             default_of = partial(default_at, contract.input)
         except (Failure, KeyError):
             default_of = _without_default  # the tool was removed, or never existed

@@ -265,7 +265,7 @@ class Calls:
         schema: Json = {}
         with suppress(Failure, KeyError):
             version = await self._parts.catalog.exact(facts["toolId"], facts["version"])
-            schema = version.prepared.contract.input.document
+            schema = version.contract.input.document
         found = await self._records.inputs(call_id)
         shown = await inputs_for_auditors(found, self._parts.redactor.for_schema(schema))
         return {"invocation_id": call_id, "input_hash": facts.get("inputHash"), **shown}

@@ -149,12 +149,12 @@ class Health:
 
     async def _upstreams(self) -> dict[str, Condition]:
         """The upstreams together, and each by its name."""
-        if not await self._parts.journal.read(readiness.has_upstreams):
-            return {"upstreams": "healthy"}  # without loading what upstreams need, which takes a moment
         every: dict[str, Condition] = {
-            f"{_ONE_UPSTREAM}{one.name}": "healthy" if one.state == "available" else "down"
-            for one in await self._parts.upstreams.list()
+            f"{_ONE_UPSTREAM}{name}": "healthy" if state == "available" else "down"
+            for name, state in (await self._parts.journal.read(readiness.upstream_states)).items()
         }
+        if not every:
+            return {"upstreams": "healthy"}
         found = set(every.values())
         together: Condition = "down" if found == {"down"} else "degraded" if "down" in found else "healthy"
         return {"upstreams": together, **every}

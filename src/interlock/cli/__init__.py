@@ -13,19 +13,28 @@ import click
 
 from interlock._version import __version__
 from interlock.cli.command import TOKEN, LazyGroup
-from interlock.cli.output import Session
+from interlock.cli.output import Session, Unwritable, code_of, steady
 
 
 class _Root(LazyGroup):
     """The group of all commands. It prints the envelope of a command that is not understood."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _envelope_of_usage():
+        with _ending_unwritten(), _envelope_of_usage():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> object:
-        with _envelope_of_usage():
+        with _ending_unwritten(), _envelope_of_usage():
             return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _ending_unwritten() -> Generator[None]:
+    """If the output of click cannot be written, such as the help of a command, end with the code for that."""
+    try:
+        yield
+    except Unwritable as error:
+        sys.exit(code_of(error))
 
 
 @contextlib.contextmanager
@@ -91,8 +100,9 @@ def _print_envelope(words: str) -> None:
         "doctor": "doctor:doctor",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 it worked, 1 it was refused or failed, 2 the command was not understood. The shell completes"
-    ' commands, options and names of tools after: eval "$(_INTERLOCK_COMPLETE=bash_source interlock)"',
+    epilog="Exit codes: 0 it worked, 1 it was refused or failed, 2 the command was not understood, 141 nobody reads its"
+    " output any more. The shell completes commands, options and names of tools after: eval"
+    ' "$(_INTERLOCK_COMPLETE=bash_source interlock)"',
 )
 @click.option(
     "--home",
@@ -194,10 +204,7 @@ def _steady_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
             stream = open(descriptor, "r" if descriptor == 0 else "w", closefd=False)  # noqa: SIM115 - a standard stream
             setattr(sys, name, stream)
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
+    sys.stdout, sys.stderr = steady(sys.stdout), steady(sys.stderr)
 
 
 def _is_text(word: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,12 +15,17 @@ from interlock.cli.viewer import Remote
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.call.phases import Reason
+    from interlock.call.results import Result
     from interlock.cli.remote import Server
+
+Json = dict[str, Any]
 
 
 async def _undo_at_server(server: Server, out: Output, /, call_id: str, key: str) -> int:
     path = f"/v1/calls/{part(call_id)}/undo"
-    return await answer_from(server, out, await send(server, path, {"idempotency_key": key}))
+    with out.working(f"{server.url} undoes {call_id} …"):
+        result = await send(server, path, {"idempotency_key": key})
+    return await answer_from(server, out, result)
 
 
 @click.command()
@@ -34,7 +39,10 @@ async def undo(app: Interlock, out: Output, target: TargetCall, /, key: str) -> 
     \b
     interlock calls undo 01JCXK2M4Q8Z… --key undo-order-17
     """
-    return await answer(app, out, await app.undo(target.call, key=key, caller=target.caller))
+    with out.working(f"undoing {target.call} …"):
+        report = out.report if out.shows_progress else None
+        undone = await app.records.undo(target.call, by=target.caller, key=key, door="library", on_progress=report)
+    return await answer(app, out, undone)
 
 
 async def _cancel_at_server(server: Server, out: Output, /, call_id: str, reason: Reason) -> int:
@@ -83,11 +91,21 @@ def _answer_cancel(out: Output, call_id: str, answer: str, reason: Reason) -> in
 async def _resume_at_server(server: Server, out: Output, /, ticket_id: str | None) -> int:
     if ticket_id is not None:
         found = await server.get(f"/v1/approvals/{part(ticket_id)}")
-        return await answer_from(server, out, await send(server, f"/v1/tools/resume/{found['invocation_id']}", {}))
+        (result,) = await _send_resumed(server, out, [found])
+        return await answer_from(server, out, result)
     document = await server.get("/v1/approvals", all="true")
     holder = (await Remote.of(server)).holder
     waiting = [one for one in document["tickets"] if one["status"] == "APPROVED" and one["requestedBy"] == holder]
-    return answer_resumed(out, [await send(server, f"/v1/tools/resume/{one['invocation_id']}", {}) for one in waiting])
+    return answer_resumed(out, await _send_resumed(server, out, waiting))
+
+
+async def _send_resumed(server: Server, out: Output, approved: list[Json]) -> list[Result]:
+    """The results of calls that a server goes on with, one after the other."""
+    results: list[Result] = []
+    for one in approved:
+        with out.working(f"{one['toolId']} goes on at {server.url} …"):
+            results.append(await send(server, f"/v1/tools/resume/{one['invocation_id']}", {}))
+    return results
 
 
 @click.command(short_help="Go on with calls that a person agreed to.")
@@ -102,6 +120,10 @@ async def resume(app: Interlock, out: Output, /, ticket_id: str | None) -> int:
     interlock calls resume apr_01JC…
     """
     refuse_token("going on with others' calls")
-    if ticket_id is not None:
-        return await answer(app, out, await app.approved_calls.resume(ticket_id))
-    return answer_resumed(out, await app.approved_calls.resume_all())
+    report = out.report if out.shows_progress else None
+    with out.working("going on with what was approved …"):
+        if ticket_id is not None:
+            results = [await app.approved_calls.resume(ticket_id, on_progress=report)]
+        else:
+            results = await app.approved_calls.resume_all(on_progress=report)
+    return answer_resumed(out, results) if ticket_id is None else await answer(app, out, results[0])

@@ -211,9 +211,9 @@ async def inputs(app: Interlock, out: Output, target: TargetCall, /) -> int:
     \b
     interlock calls inputs 01JCXK2M4Q8Z…
     """
-    from interlock.api.service import Service
+    from interlock.api.calls import Calls
 
-    return _answer_inputs(out, await Service(app).calls.inputs(target.call, target.caller))
+    return _answer_inputs(out, await Calls(app).inputs(target.call, target.caller))
 
 
 def _answer_inputs(out: Output, document: Json) -> int:

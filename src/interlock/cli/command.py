@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from interlock.cli.output import Output, Session
+from interlock.cli.output import Output, Session, Unwritable, code_of
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -300,17 +300,22 @@ async def opened(session: Session) -> AsyncGenerator[Interlock]:
     without_plugins()
     from interlock.api.interlock import Interlock
 
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+    with contextlib.suppress(FileNotFoundError):  # somebody has removed it; the data directory is elsewhere
+        if "" not in sys.path and (working := os.getcwd()) not in sys.path:
+            sys.path.append(working)
     async with Interlock.open(session.path) as app:
         yield app
 
 
 def _guarded(out: Output, work: Callable[[], int]) -> int:
     try:
-        return work()
+        code = work()
+        sys.stdout.flush()  # what tools printed
+        return code
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
+    except Unwritable as error:
+        return code_of(error)
     except Exception as error:
         if out.session.verbose:
             import logging

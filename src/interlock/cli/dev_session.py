@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -177,7 +178,7 @@ class Workshop:
             reply = await console.ask(f"  {name}, {type_words(part)}: {part.get('description', '')}{offer}: ")
             text = (reply or "").strip() or proposed
             if text:
-                given[name] = _as_value(part, text)
+                given[name] = _as_value(schema, part, text)
         return given
 
     async def _wish(self, tool: str, given: Any, key: str | None) -> Json:
@@ -273,14 +274,36 @@ def _as_typed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _as_value(part: Json, text: str) -> Any:
-    """Convert what was typed for a parameter: text for a string, otherwise JSON. Text that is not JSON stays text."""
-    if part.get("type") == "string":
+def _as_value(root: Json, part: Json, text: str) -> Any:
+    """Convert what was typed for a parameter: JSON of a type that it takes, or else text if it takes text."""
+    takes = _types(root, part)
+    if takes == {"string"}:
         return text
     try:
-        return parse_json(text, "value", or_stdin=False)
+        value = parse_json(text, "value", or_stdin=False)
     except click.UsageError:
         return text  # the gateway says what is wrong with it
+    kind = _TYPES[value.__class__]
+    fits = kind in takes or (kind == "integer" and "number" in takes)
+    return text if "string" in takes and not fits else value
+
+
+_TYPES: dict[type, str] = {
+    str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null", list: "array", dict: "object",
+}  # fmt: skip
+
+
+def _types(root: Json, raw: Json) -> set[str]:
+    """The types of JSON that a part of a schema takes, as far as it states them."""
+    from interlock.data.schema import resolve_ref
+
+    part = resolve_ref(root, raw)
+    kind: Any = part.get("type")
+    if kind is not None:
+        return {kind} if isinstance(kind, str) else set(kind)
+    branches: list[Json] = [one for word in ("anyOf", "oneOf") for one in part.get(word) or () if isinstance(one, dict)]
+    values: list[Any] = part.get("enum") or ([part["const"]] if "const" in part else [])
+    return {one for branch in branches for one in _types(root, branch)} | {_TYPES[one.__class__] for one in values}
 
 
 class _Causes(logging.Handler):

@@ -3,15 +3,65 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from interlock.cli.render import Page
     from interlock.core.errors import Failure
+
+# The exit code of a program whose reader closed the pipe: 128 + SIGPIPE, as shells tell it.
+PIPE_CLOSED = 141
+
+
+class Unwritable(OSError):  # noqa: N818 - named for what a stream is
+    """A standard stream cannot be written: its reader has gone, or its disk is full."""
+
+
+class _Raw(io.FileIO):
+    """A standard stream that tells its failures apart from those of other files."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        if not memoryview(data):
+            return 0  # click tries in this way whether a stream takes bytes, and takes no failure seriously
+        try:
+            return super().write(data)
+        except OSError as error:
+            # What is left in buffers goes nowhere: it would fail again when the process ends, and be told then.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            raise Unwritable(error.errno, error.strerror) from None
+
+
+def steady(stream: TextIO) -> TextIO:
+    """A standard stream in place of `stream`, which takes every character; Unwritable where it cannot be written."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    raw = _Raw(stream.fileno(), "wb", closefd=False)
+    at_once = stream.write_through  # PYTHONUNBUFFERED
+    return io.TextIOWrapper(
+        cast("IO[bytes]", raw) if at_once else io.BufferedWriter(raw), encoding=stream.encoding, errors="replace",
+        line_buffering=stream.line_buffering, write_through=at_once,
+    )  # fmt: skip
+
+
+def code_of(error: Unwritable) -> int:
+    """The exit code of a command whose output cannot be written. Only a reader who has gone is not told why."""
+    if error.errno == errno.EPIPE:
+        return PIPE_CLOSED
+    words = f"the output cannot be written: {error.strerror or type(error).__name__}"
+    with contextlib.suppress(Unwritable):
+        sys.stderr.write(f"Error: {words}. Write it elsewhere, or make room; the command may have taken effect.\n")
+        sys.stderr.flush()
+    return 1
 
 
 class Session:
@@ -41,7 +91,7 @@ class Output:
         self.session = session
         # A command that fails without a call has a trace of its own, under which --verbose logs why.
         self.trace_id = os.urandom(16).hex()
-        self.stdout = open(os.dup(1), "wb")  # noqa: SIM115 - lives as long as the command
+        self.stdout = io.BufferedWriter(_Raw(os.dup(1), "wb"))
 
     def answer(self, document: Any, show: Callable[[Page], None]) -> None:
         """Write the answer, as JSON or as a page."""

@@ -179,7 +179,8 @@ async def rotate_key(app: Interlock, out: Output, /) -> int:
     """
     from interlock.api.credentials import Credentials
 
-    sealed, left = await Credentials(app).rotate_key(by=app.caller)
+    with out.working("sealing every credential under a new key …"):
+        sealed, left = await Credentials(app).rotate_key(by=app.caller)
 
     def show(page: Page) -> None:
         from interlock.cli.render import BAD, GOOD

@@ -163,7 +163,8 @@ async def train_router(app: Interlock, out: Output, /, tenant: str | None) -> in
     \b
     interlock tools train-router
     """
-    answer = await app.selections.learning.train(app.caller, tenant)
+    with out.working("training on your calls …"):
+        answer = await app.selections.learning.train(app.caller, tenant)
 
     def show(page: Page) -> None:
         page.line(f"{answer['calls']:,} calls, {answer['held_out']:,} of them held out: {answer['why']}")
@@ -219,12 +220,13 @@ async def evaluate(
     if [trace is not None, journal, recorded].count(True) != 1:
         raise click.UsageError("name a file with tasks, or --journal, or --recorded")
     options: Any = {**preferences, "intent": not no_intent}
-    if recorded:
-        answer = await evaluate_recorded(app.selections, app.caller, up_to)
-    elif trace is None:
-        answer = await evaluate_journal(app.selections, app.caller, **options)
-    else:
-        answer = await measure(app.selections, await tasks_of(Path(trace)), app.caller, **options)
+    with out.working("measuring selections …"):
+        if recorded:
+            answer = await evaluate_recorded(app.selections, app.caller, up_to)
+        elif trace is None:
+            answer = await evaluate_journal(app.selections, app.caller, **options)
+        else:
+            answer = await measure(app.selections, await tasks_of(Path(trace)), app.caller, **options)
 
     def show(page: Page) -> None:
         for name, value in answer.items():

@@ -4,6 +4,9 @@ Both formats leave undefined what a repeated name means, and the usual readers s
 who reads the first one would then be wrong. Here a name that an object has twice is a fault, reported with its line
 like any other fault of form.
 
+YAML is read by the core schema of YAML 1.2, which OpenAPI prescribes: `no`, `on`, `12:30` and dates are texts, and
+`017` is seventeen. Names are texts as they are written, as in JSON. Of YAML 1.1, merging by `<<` is known.
+
 JSON is read by a fast parser, which does not detect repeated names. Once the text is known to be valid, a scan does:
 braces and brackets give the position, and a string with a colon behind it is a name.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from functools import cache
 from typing import Any, cast
 
@@ -94,8 +98,14 @@ def _loader() -> Any:
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for kind, first, form in _CORE:
+        for character in first:
+            resolvers.setdefault(character, []).append((_TAG + kind, re.compile(form)))
+    resolvers[""] = [(f"{_TAG}null", re.compile(""))]
 
     class Loader(base):
+        yaml_implicit_resolvers = resolvers
         depth = 0
 
         def descend_resolver(self, current_node: Any, current_index: Any) -> None:
@@ -108,11 +118,33 @@ def _loader() -> Any:
             self.depth -= 1
             super().ascend_resolver()  # pyright: ignore[reportUnknownMemberType]
 
+    def whole(_: Any, node: Any) -> int:
+        text: str = node.value
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+    Loader.add_constructor(f"{_TAG}int", whole)
     return Loader
 
 
+_TAG = "tag:yaml.org,2002:"
+_DIGITS = "0123456789"
+# The plain scalars that are no text: their kind, the characters they may begin with, and their form, as in 10.3.2 of
+# YAML 1.2.2. Merging is of YAML 1.1.
+_CORE = (
+    ("null", "~nN", r"(?:~|null|Null|NULL)\Z"),
+    ("bool", "tTfF", r"(?:true|True|TRUE|false|False|FALSE)\Z"),
+    ("int", f"-+{_DIGITS}", r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)\Z"),
+    ("float", f"-+.{_DIGITS}", r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?)\Z"),
+    ("float", "-+.", r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"),
+    ("merge", "<", r"<<\Z"),
+)
+
+
+_PLAIN = frozenset(f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float"))
+
+
 def _check_nodes(root: Any) -> None:
-    """Check a tree as it was written: a name merged by `<<` may be repeated once."""
+    """Check a tree as it was written, and make texts of its names. A name merged by `<<` may be repeated once."""
     import yaml
 
     left, seen = [root], set[int]()
@@ -124,13 +156,15 @@ def _check_nodes(root: Any) -> None:
         if not isinstance(node, yaml.MappingNode):
             left.extend(node.value)
             continue
-        names = set[tuple[str, str]]()
+        names = set[str]()
         for name, value in node.value:
             left += (name, value)
             if isinstance(name, yaml.ScalarNode):
-                if (name.tag, name.value) in names:
+                if name.value in names:
                     raise Doubled(name.value, name.start_mark.line + 1)
-                names.add((name.tag, name.value))
+                names.add(name.value)
+                if name.tag in _PLAIN:
+                    name.tag = f"{_TAG}str"
 
 
 def _reason(error: Exception) -> str:
@@ -151,7 +185,7 @@ class Unfolded(Malformed):
 
 
 def plain(value: Any, *, most: int | None = None) -> Any:
-    """Copy values that YAML or Python can hold and JSON cannot: names become text (`200:` is not), dates too.
+    """Copy values that YAML or Python can hold and JSON cannot: names become text, dates too.
 
     A whole number beyond 64 bits becomes the nearest number that every reader of JSON takes, and what is no number at
     all becomes null. Unfolded if there are more than `most` values.

@@ -16,6 +16,6 @@ def write(transaction: Transaction) -> None:
     facts.put(transaction, "ready_ms", str(transaction.now_ms))
 
 
-def has_upstreams(reader: Reader) -> bool:
-    """Whether the home has an upstream."""
-    return reader.one("SELECT 1 FROM upstream LIMIT 1") is not None
+def upstream_states(reader: Reader) -> dict[str, str]:
+    """The state of every upstream, by name."""
+    return dict(reader.all("SELECT name, state FROM upstream ORDER BY name"))

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 MOST_DETAILS = 10
 # Answers that cannot hold more values are decoded on the event loop.
 SMALL_VALUES = 1000
+# The words of the status that the library of gRPC makes when a deadline of ours is over.
+_OWN_DEADLINE = ("", "Deadline Exceeded")
 
 
 class GrpcUpstream:
@@ -190,12 +192,16 @@ class GrpcUpstream:
         import grpc
 
         code, words = error.code(), error.details() or ""
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return wire.late(self._name)
         message = wire.excerpt(words, lent)
         details: Json = {"status": code.name, "sent": True, "body": message}
         if stated := [wire.excerpt(one, lent) for one in _stated(error)]:
             details["details"] = stated
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if words in _OWN_DEADLINE and not stated:
+                return wire.late(self._name)
+            # The service says so. It has no reference to the status: at the deadline of the call, which services are
+            # told and may tell us again, it is E3402, as if nobody had answered.
+            return Failure("E3503", f"`{self._name}` answered {code.name}: {message}".rstrip(": "), details=details)
         if code is grpc.StatusCode.UNAVAILABLE:
             broken = wire.broken(self._name).message + (f": {message}" if message else "")
             return Failure("E3502", broken, details=details, native_error_ref=f"grpc:{code.name}")
@@ -209,10 +215,10 @@ class GrpcUpstream:
                 refused = f"`{self._name}` does not take a request of this size: {message}"
                 return Failure("E3401", refused, details=details, native_error_ref=f"grpc:{code.name}")
             pause_ms = _pause_ms(error)
+            often = f"`{self._name}` is asked too often" + (f": {message}" if message else "")
             return Failure(
-                "E3504", f"`{self._name}` is asked too often", details=details, retry_after_ms=pause_ms,
-                native_error_ref=f"grpc:{code.name}",
-            )  # fmt: skip
+                "E3504", often, details=details, retry_after_ms=pause_ms, native_error_ref=f"grpc:{code.name}"
+            )
         answered = f"`{self._name}` answered {code.name}" + (f": {message}" if message else "")
         # The service's own fault, like 5xx over HTTP; any other status is a refusal of this very request.
         failed = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)

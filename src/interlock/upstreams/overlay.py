@@ -39,10 +39,10 @@ from interlock.contract.manifest import (
 from interlock.contract.recipes import Step, Undo
 from interlock.contract.timeouts import TimeoutClass
 from interlock.core.errors import Failure
-from interlock.core.record import dataclass
 from interlock.data.documents import Malformed, read_yaml
 from interlock.data.schema import Fault, Json, pointer
 from interlock.upstreams.conditions import IfMatch
+from interlock.upstreams.judgement import Judged, judge
 
 
 class ParameterOverlay(ManifestPart):
@@ -220,34 +220,11 @@ def unknown(name: str, known: Sequence[str], words: str) -> str:
 # Trust
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The class of a tool, and the reason in one line for people."""
-
-    mutation_class: MutationClass
-    why: str
-
-
 def classify(definition: Definition, overlay: Overlay, *, accept_hints: bool) -> Judged:
-    """Determine the class of a tool. INVARIANT: only the operator's statement makes a tool less than irreversible."""
+    """Determine the class of a tool by its definition and an overlay."""
     own = overlay.tools.get(definition.name)
-    if own is not None and own.mutation_class is not None:
-        return Judged(own.mutation_class, "the overlay says so")
-    if overlay.defaults.mutation_class is not None:
-        return Judged(overlay.defaults.mutation_class, "the overlay says so of all its tools")
-    if not accept_hints:
-        return Judged("write_irreversible", "unknown, so treated as irreversible")
-    hints = definition.hints
-    if hints.get("readOnlyHint") is True:
-        if hints.get("destructiveHint") is True:
-            return Judged("write_irreversible", "its hints contradict one another, so treated as irreversible")
-        return Judged("read_only", "its hint readOnlyHint was accepted")
-    method = str(hints.get("method", "")).upper()
-    if method in ("GET", "HEAD"):
-        return Judged("read_only", f"{method}, and hints were accepted")
-    if method or "readOnlyHint" in hints:
-        return Judged("write_irreversible", f"{method or 'its hints'} may change things, so treated as irreversible")
-    return Judged("write_irreversible", "no hint says otherwise, so treated as irreversible")
+    stated = None if own is None else own.mutation_class
+    return judge(definition.hints, stated, overlay.defaults.mutation_class, accept_hints=accept_hints)
 
 
 def stored_overlay(overlay: Json | None) -> Json:

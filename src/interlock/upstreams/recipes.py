@@ -11,7 +11,8 @@ from interlock.contract.manifest import Manifest
 from interlock.contract.recipes import Step, Undo
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref
-from interlock.upstreams.overlay import Judged, unknown
+from interlock.upstreams.judgement import Judged
+from interlock.upstreams.overlay import unknown
 
 
 def recipe_of(

@@ -19,23 +19,21 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from interlock.call.connector import Definition
-from interlock.contract.manifest import Manifest
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple, dataclass
 from interlock.data.canonical import digest, encode
-from interlock.data.schema import Json
-from interlock.registry import admission, quarantine
-from interlock.registry.admission import TrialEvidence
+from interlock.registry import quarantine
 from interlock.store import records
 from interlock.store import tools as stored_tools
 from interlock.store import upstreams as store
 from interlock.store.tools import bump_epoch
-from interlock.upstreams.manifests import definition_digest
-from interlock.upstreams.overlay import Overlay, classify, parse_overlay
-from interlock.upstreams.schemas import visible
+from interlock.upstreams.judgement import judge
 
 if TYPE_CHECKING:
+    from interlock.contract.manifest import Manifest
+    from interlock.data.schema import Json
+    from interlock.registry.admission import TrialEvidence
     from interlock.store.port import Reader, Transaction, Unit
 
 _CHANGED = quarantine.DEFINITION_CHANGED
@@ -91,6 +89,9 @@ class Upstream:
         """The digest of what is admitted: a definition as its upstream gave it, the operator's statements about it, and
         the digests of the tools by which it is undone.
         """
+        from interlock.upstreams.manifests import definition_digest
+        from interlock.upstreams.overlay import parse_overlay
+
         stated = parse_overlay(self.overlay).of(definition.name).model_dump(mode="json", exclude_unset=True)
         own = {"definition": definition_digest(definition), "overlay": stated}
         return digest({**own, "partners": dict(partners)} if partners else own)
@@ -204,8 +205,8 @@ def offers(reader: Reader, name: str) -> tuple[Offered, ...]:
     if known is None:
         return ()
     upstream = _upstream(known)
-    overlay, hints = parse_overlay(upstream.overlay), bool(upstream.config.get("accept_hints"))
-    return tuple(_seen(row, overlay, accept_hints=hints) for row in store.tools(reader, name))
+    hints = bool(upstream.config.get("accept_hints"))
+    return tuple(_seen(row, upstream.overlay, accept_hints=hints) for row in store.tools(reader, name))
 
 
 def documents(reader: Reader, only: str | None = None) -> list[Json]:
@@ -217,9 +218,16 @@ def documents(reader: Reader, only: str | None = None) -> list[Json]:
     ]
 
 
-def _seen(row: store.ToolRow, overlay: Overlay, *, accept_hints: bool) -> Offered:
+def _seen(row: store.ToolRow, overlay: Json, *, accept_hints: bool) -> Offered:
     definition = _defined(orjson.loads(row.definition))
-    judged = None if definition is None else classify(definition, overlay, accept_hints=accept_hints)
+    # An overlay is stored as it was checked, so its models are not needed to read it.
+    own = cast("Json", cast("Json", overlay.get("tools") or {}).get(row.name) or {})
+    of_all = cast("Json", overlay.get("defaults") or {})
+    judged = (
+        None
+        if definition is None
+        else judge(definition.hints, own.get("mutation_class"), of_all.get("mutation_class"), accept_hints=accept_hints)
+    )
     return Offered(
         row.name,
         row.state,
@@ -277,6 +285,9 @@ def settle(
 
     It holds the manifests as the texts that it writes, so that the caller may release them before the commit.
     """
+    from interlock.registry import admission
+    from interlock.upstreams.schemas import visible
+
     # Prepared here: while the unit runs, nobody else writes.
     publications = {
         one.name: admission.publish(one.manifest, evidence[one.name].digest, known.origin, evidence[one.name], by)
@@ -325,12 +336,16 @@ def released(looked: Sequence[Offered]) -> tuple[Offered, ...]:
 
 def unproven(reader: Reader, name: str) -> list[tuple[str, str, str]]:
     """The address, version and digest of each tool of an upstream that was admitted while it could not be tried."""
-    return store.with_evidence(reader, name, admission.UNPROVEN)
+    from interlock.registry.admission import UNPROVEN
+
+    return store.with_evidence(reader, name, UNPROVEN)
 
 
 def unproven_words(proof: TrialEvidence) -> str:
     """The remark on a tool that was admitted unproven; empty if it is proven."""
-    return f"not proven yet, tried again at every refresh: {proof.report}" if proof.mode == admission.UNPROVEN else ""
+    from interlock.registry.admission import UNPROVEN
+
+    return f"not proven yet, tried again at every refresh: {proof.report}" if proof.mode == UNPROVEN else ""
 
 
 def proving(name: str, tried: Mapping[str, TrialEvidence], refs: Mapping[str, str]) -> Unit[None]:
@@ -339,6 +354,7 @@ def proving(name: str, tried: Mapping[str, TrialEvidence], refs: Mapping[str, st
     What fails goes into quarantine: it was admitted, and calls of it are on record. What could not be tried this time
     either stays unproven.
     """
+    from interlock.registry import admission
 
     def unit(transaction: Transaction) -> None:
         for digest_, proof in tried.items():

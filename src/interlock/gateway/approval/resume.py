@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 from interlock.approvals import tickets
 from interlock.approvals.ticket import Ticket
@@ -22,6 +23,7 @@ from interlock.registry.drafts import DRAFTS
 from interlock.store.port import Store
 
 RETRY_S = 5.0
+Report = Callable[[dict[str, Any]], None]
 
 
 class ApprovedCalls:
@@ -45,20 +47,25 @@ class ApprovedCalls:
         self._retry_at: dict[str, float] = {}
         self._running: dict[str, asyncio.Future[Result]] = {}
 
-    async def resume(self, ticket_id: str) -> Result:
-        """Continue one call that was approved, for somebody who waits. Concurrent requests get the same answer."""
-        return await self._resume(ticket_id, awaited=True)
+    async def resume(self, ticket_id: str, *, on_progress: Report | None = None) -> Result:
+        """Continue one call that was approved, for somebody who waits. Concurrent requests get the same answer.
 
-    async def _resume(self, ticket_id: str, *, awaited: bool) -> Result:
+        `on_progress` hears of its progress, if this is the request that continues it.
+        """
+        return await self._resume(ticket_id, awaited=True, on_progress=on_progress)
+
+    async def _resume(self, ticket_id: str, *, awaited: bool, on_progress: Report | None) -> Result:
         ticket = self._waiting.open(await self._journal.read(lambda reader: tickets.load(reader, ticket_id)))
         # INVARIANT: a call that continues keeps its id, so only one attempt runs at a time.
         running = self._running.get(ticket.id)
         if running is None:
-            running = self._running[ticket.id] = asyncio.ensure_future(self._run(ticket, awaited=awaited))
+            running = self._running[ticket.id] = asyncio.ensure_future(
+                self._run(ticket, awaited=awaited, on_progress=on_progress)
+            )
             running.add_done_callback(lambda _: self._running.pop(ticket.id))
         return await asyncio.shield(running)
 
-    async def resume_all(self) -> list[Result]:
+    async def resume_all(self, *, on_progress: Report | None = None) -> list[Result]:
         """Continue every call that was approved and has not run. One that cannot run now is tried again later."""
         results: list[Result] = []
         now = self._clock.monotonic()
@@ -66,7 +73,7 @@ class ApprovedCalls:
             if self._retry_at.get(ticket.id, 0.0) > now:
                 continue
             try:
-                result = await self._resume(ticket.id, awaited=False)
+                result = await self._resume(ticket.id, awaited=False, on_progress=on_progress)
             except Failure:
                 continue  # another process was quicker
             results.append(result)
@@ -74,7 +81,7 @@ class ApprovedCalls:
                 self._retry_at[ticket.id] = now + max(RETRY_S, (result.error.retry_after_ms or 0) / 1000)
         return results
 
-    async def _run(self, ticket: Ticket, *, awaited: bool) -> Result:
+    async def _run(self, ticket: Ticket, *, awaited: bool, on_progress: Report | None) -> Result:
         """Run the six phases of a call that waited, with the authority that its caller has now."""
         if ticket.state != "APPROVED" or ticket.sealed is None:
             raise ticket.rejection() or Failure(
@@ -86,7 +93,8 @@ class ApprovedCalls:
             # Nobody else finds the draft: to run the call here would only end it.
             raise Failure("E3411", f"{ticket.ref} is a draft; send the call again in the session of interlock dev")
         try:
-            result = await self._gateway.invoke(replace(request, caller=await self._revive(request.caller)))
+            caller = await self._revive(request.caller)
+            result = await self._gateway.invoke(replace(request, caller=caller, on_progress=on_progress))
         except Failure as failure:
             result = await self._gateway.decline(request, failure)
         if result.error is not None and not result.pending and not result.error.retryable:

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Change, Failure
-from interlock.approvals.standing import Standing, bound_faults
+from interlock.approvals.standing import Standing
 from interlock.approvals.ticket import Step, chain_of
 from interlock.call.context import Caller
+from interlock.contract.argument_bounds import bound_faults
 from interlock.contract.manifest import Approval, ApprovalStep
 from interlock.gateway.preview_diff import predicted_changes, preview_differences
 from interlock.settings import load_settings

@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import Any, Literal, cast
 
 from interlock.approvals.offer import advance_command
-from interlock.approvals.standing import Standing, is_range, is_set, is_text
+from interlock.approvals.standing import Standing
 from interlock.approvals.ticket import Shown, Step, Ticket
+from interlock.contract.argument_bounds import is_range, is_set, is_text
 from interlock.data.schema import Json
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.approvals.standing import is_open
+from interlock.contract.argument_bounds import is_open, written
 
 if TYPE_CHECKING:
     from interlock.approvals.ticket import Ticket
@@ -48,4 +48,4 @@ def _bounds(name: str, value: Any) -> tuple[str | None, str]:
     if set("*?") & set(value):
         return None, ""  # these match anything in a pattern
     directory = value.rpartition("/")[0]
-    return "--arg", f"{directory}/*" if value.startswith("/") and directory else value
+    return "--arg", f"{directory}/*" if value.startswith("/") and directory else written(value)

@@ -222,7 +222,8 @@ async def _caller_meant(app: Interlock, who: str, by: Caller) -> tuple[str, str]
 
 
 def _arguments(schema: Json, patterns: dict[str, list[str]], ranges: dict[str, Json], tool: str) -> Json:
-    """Patterns as the tool's schema means them: text for text, JSON for everything else; and the bounds of numbers."""
+    """Patterns as the tool's schema means them: text where it admits texts, and JSON; and the bounds of numbers."""
+    from interlock.contract.argument_bounds import read_word
     from interlock.core.errors import Failure
 
     properties: dict[str, Any] = schema.get("properties") or {}
@@ -231,7 +232,10 @@ def _arguments(schema: Json, patterns: dict[str, list[str]], ranges: dict[str, J
         raise Failure("E3004", f"{tool} takes no `{unknown[0]}`; it takes {', '.join(properties) or 'no arguments'}")
 
     def value(name: str, text: str) -> Any:
-        return text if properties[name].get("type") == "string" else parse_json(text, name, or_stdin=False)
+        try:
+            return read_word(text, schema, properties[name])
+        except ValueError:
+            return parse_json(text, name, or_stdin=False)  # the error says what is wrong with it
 
     bounds = {
         name: value(name, texts[0]) if len(texts) == 1 else {"enum": [value(name, text) for text in texts]}

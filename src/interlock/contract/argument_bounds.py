@@ -1,0 +1,154 @@
+"""Bounds of arguments: the patterns by which an approval in advance says what each argument may be.
+
+    "cash"                     this text; `*` and `?` match in texts
+    {"minimum": 1}             a number within bounds, in the words of JSON Schema
+    {"enum": ["cash", "giro"]} one of these values
+    {"type": "string"}         any text
+    anything else              this value
+
+The module also reads and writes patterns as words of a command line.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
+
+import orjson
+
+from interlock.data.canonical import canonical, decode
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
+
+
+def matches(pattern: Any, value: Any) -> bool:
+    """Whether a value is within a bound."""
+    if isinstance(pattern, str) and isinstance(value, str):
+        # A bracket is literal; fnmatch would treat it as a set of letters, and one title would match many.
+        return fnmatch.fnmatchcase(value, pattern.replace("[", "[[]"))
+    if is_text(pattern):
+        return isinstance(value, str)
+    if is_range(pattern):
+        # INVARIANT: a value or bound that is not a number never matches.
+        return _is_number(value) and all(
+            _is_number(bound) and _WITHIN[word](value, bound) for word, bound in pattern.items()
+        )
+    if is_set(pattern):
+        return any(_is_same(one, value) for one in pattern["enum"])
+    return _is_same(pattern, value)
+
+
+def _is_same(pattern: Any, value: Any) -> bool:
+    # In Python, a boolean within a list or an object equals a number.
+    return type(pattern) is type(value) and canonical(pattern) == canonical(value)
+
+
+def is_range(pattern: Any) -> TypeGuard[Json]:
+    """Whether a pattern is the bounds of a number."""
+    return isinstance(pattern, dict) and cast("Json", pattern) != {} and cast("Json", pattern).keys() <= _WITHIN.keys()
+
+
+def is_set(pattern: Any) -> TypeGuard[Json]:
+    """Whether a pattern is a set of values."""
+    if not isinstance(pattern, dict) or cast("Json", pattern).keys() != {"enum"}:
+        return False
+    values: Any = cast("Json", pattern)["enum"]
+    return isinstance(values, list) and len(cast("list[Any]", values)) > 0
+
+
+def is_text(pattern: Any) -> TypeGuard[Json]:
+    """Whether a pattern says that any text is allowed."""
+    return isinstance(pattern, dict) and cast("Json", pattern) == {"type": "string"}
+
+
+def bound_faults(arguments: Mapping[str, Any], part: Callable[[list[Any]], Json]) -> Iterator[str]:
+    """List the faults of bounds; `part` returns the schema of an argument."""
+    for name, pattern in arguments.items():
+        if is_text(pattern) and "string" not in _kinds(part([name])):
+            yield f"`{name}` is not a text, so it cannot be any text"
+        if not is_range(pattern):
+            continue
+        if not _is_numeric(part([name])):
+            yield f"`{name}` is not a number, so it has no least and no most"
+        elif not all(map(_is_number, pattern.values())):
+            yield f"`{name}` is bounded by something else than numbers"
+        elif max((pattern[word] for word in _LEAST if word in pattern), default=-math.inf) > min(
+            (pattern[word] for word in _MOST if word in pattern), default=math.inf
+        ):
+            yield f"no number is within the bounds of `{name}`"
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+def _is_numeric(schema: Json) -> bool:
+    """Whether a schema accepts numbers only (or null)."""
+    kinds = _kinds(schema)
+    return kinds - {"null"} != set() and kinds <= {"integer", "number", "null"}
+
+
+def _kinds(schema: Json) -> set[Any]:
+    """The types that a schema states; None for a branch that states none."""
+    branches: list[Json | bool] = schema.get("anyOf") or [schema]
+    stated: list[Any] = [branch.get("type") if isinstance(branch, dict) else None for branch in branches]
+    return {kind for one in stated for kind in (cast("list[Any]", one) if isinstance(one, list) else [one])}
+
+
+_LEAST, _MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_WITHIN: Mapping[str, Callable[[Any, Any], bool]] = {
+    "minimum": operator.ge, "exclusiveMinimum": operator.gt, "maximum": operator.le, "exclusiveMaximum": operator.lt,
+}  # fmt: skip
+
+
+def is_value(pattern: Any) -> bool:
+    """Whether a pattern is one value, as it must be."""
+    if isinstance(pattern, str):
+        return not _WILD.intersection(pattern)
+    return not (is_range(pattern) or is_set(pattern) or is_text(pattern))
+
+
+_WILD = frozenset("*?[")
+
+
+def is_open(pattern: Any) -> bool:
+    """Whether a pattern matches any text, however it is written."""
+    return is_text(pattern) or (isinstance(pattern, str) and pattern != "" and not pattern.strip("*?"))
+
+
+# Words of a command line
+
+
+def read_word(word: str, document: Json, schema: Any) -> Any:
+    """Read a pattern for an argument with this schema: JSON, or a text as it is where the schema admits texts.
+
+    A text that would be read as another value is written in quotes, as JSON: `"5"`, or `5` if it can only be a text.
+    Raises ValueError for a word that is neither.
+    """
+    from interlock.data.documents import read_json
+    from interlock.data.kinds import kinds, kinds_of_value
+
+    admitted = kinds(document, schema)
+    try:
+        read_json(word)
+        value = decode(word.encode())  # whole numbers as they are, however long
+    except ValueError:
+        if "string" in admitted:
+            return word
+        raise
+    return value if "string" not in admitted or admitted & kinds_of_value(value) else word
+
+
+def written(text: str) -> str:
+    """Write a text as a pattern that `read_word` reads as this text, whatever else the schema admits."""
+    from interlock.data.documents import read_json
+
+    try:
+        read_json(text)
+    except ValueError:
+        return text
+    return orjson.dumps(text).decode()

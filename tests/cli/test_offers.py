@@ -1,0 +1,124 @@
+"""The command that a call which waits offers: typed as it is printed, it agrees to that call."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.cli import Cli
+from tests.upstreams.mcp_servers import listed
+
+Json = dict[str, Any]
+OPTIONAL: Json = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}
+MODE: Json = {"enum": ["fast", "slow"]}
+# An enum of gRPC: by name or by number.
+NAMED: Json = {"anyOf": [{"type": "string", "enum": ["LOW", "HIGH"]}, {"type": "integer"}]}
+DEFINITIONS: Json = {"Mode": MODE, "Title": {"type": "string"}}
+
+
+class Row(NamedTuple):
+    """A tool that takes `x`, a value of it, the bound that is offered, and a value that is not covered."""
+
+    schema: Json
+    value: Any
+    bound: Any
+    beyond: Any
+
+
+ROWS: dict[str, Row] = {
+    "a text": Row({"type": "string"}, "hello", "hello", "other"),
+    "a text or null": Row(OPTIONAL, "hello", "hello", None),
+    "null": Row(OPTIONAL, None, None, "null"),
+    "a text that says null": Row(OPTIONAL, "null", "null", None),
+    "a text in quotes": Row(OPTIONAL, '"hello"', '"hello"', "hello"),
+    "a plain text in quotes": Row({"type": "string"}, '"hello"', '"hello"', "hello"),
+    "a text of digits": Row({"type": "string"}, "5", "5", "6"),
+    "a path or null": Row(OPTIONAL, "/srv/x/a.txt", "/srv/x/*", "/srv/y/a.txt"),
+    "a value of an enum": Row(MODE, "fast", "fast", "slow"),
+    "a constant or null": Row({"anyOf": [{"const": "fast"}, {"type": "null"}]}, "fast", "fast", None),
+    "a name of an enum of gRPC": Row(NAMED, "HIGH", "HIGH", "LOW"),
+    "text or number, a text": Row({"type": ["integer", "string"]}, "hello", "hello", "other"),
+    "text or number, digits": Row({"type": ["integer", "string"]}, "5", "5", 5),
+    "a reference": Row({"$ref": "#/$defs/Mode"}, "fast", "fast", "slow"),
+    "a reference or null": Row({"anyOf": [{"$ref": "#/$defs/Title"}, {"type": "null"}]}, "a b", "a b", None),
+    "anything, a text": Row({"description": "anything"}, "hello", "hello", "other"),
+    "anything, digits": Row({"description": "anything"}, "5", "5", 5),
+}
+
+
+def named(row: str) -> str:
+    return f"take_{list(ROWS).index(row)}"
+
+
+def tool(name: str, properties: Json) -> Json:
+    schema = {"type": "object", "properties": properties, "required": [*properties], "$defs": DEFINITIONS}
+    return {"name": name, "description": "Does what it is told.", "inputSchema": schema}
+
+
+@pytest.fixture(scope="module")
+def governed(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    """A home whose one person is alone on the machine, with a tool for each row."""
+    cli = Cli(tmp_path_factory.mktemp("governed"))
+    tools = [tool(named(row), {"x": ROWS[row].schema}) for row in ROWS]
+    (cli.path / "tools.json").write_text(json.dumps(tools))
+    program = (sys.executable, str(Path(listed.__file__)), str(cli.path / "tools.json"))
+    report = cli("upstream", "add", "mcp", "s", "--json", "--", *program).json
+    assert [one["state"] for one in report["tools"]] == ["admitted"] * len(tools), report
+    assert cli("approvals", "alone").code == 0
+    return cli
+
+
+@pytest.fixture
+def home(governed: Cli, tmp_path: Path) -> Cli:
+    shutil.copytree(governed.home, tmp_path / "home")
+    return Cli(tmp_path)
+
+
+def asks(cli: Cli, name: str, arguments: Json, key: str) -> str | None:
+    """Make a call that waits for a person; the command that it offers, as it is printed."""
+    waits = cli.call(f"s.{name}", arguments, "--key", key)
+    assert waits["status"] == "awaiting_approval", waits
+    return waits["pending"].get("agreeInAdvance")
+
+
+def agree(cli: Cli, command: str | None) -> Json:
+    """Type a command as a shell reads it; what was agreed to."""
+    assert command is not None
+    program, *words = shlex.split(command)
+    assert program == "interlock"
+    granted = cli(*words, "--json")
+    assert granted.code == 0, (command, granted)
+    return granted.json["arguments"]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_command_that_is_offered_covers_the_call_and_not_another(home: Cli, row: str) -> None:
+    schema, value, bound, beyond = ROWS[row]
+    del schema
+    assert agree(home, asks(home, named(row), {"x": value}, "one")) == {"x": bound}
+    assert home.call(f"s.{named(row)}", {"x": value}, "--key", "two")["status"] == "succeeded"
+    asks(home, named(row), {"x": beyond}, "three")
+
+
+@pytest.mark.parametrize(
+    ("row", "word", "bound"),
+    [
+        ("a text or null", "/srv/*", "/srv/*"),
+        ("a text or null", "5", "5"),
+        ("a text or null", "null", None),
+        ("a value of an enum", "f*", "f*"),
+        ("a name of an enum of gRPC", "2", 2),
+        ("text or number, a text", "5", 5),
+        ("text or number, a text", '"5"', "5"),
+        ("a reference", "f*", "f*"),
+    ],
+)
+def test_a_pattern_is_a_text_where_the_schema_admits_texts(home: Cli, row: str, word: str, bound: Any) -> None:
+    words = ("--caller", "local:bob", "--arg", f"x={word}", "--uses", "1", "--expires", "1d")
+    assert home.ask("approvals", "grant", f"s.{named(row)}", *words)["arguments"] == {"x": bound}

@@ -127,9 +127,25 @@ def test_bounds_of_a_number_cover_the_numbers_within_them_and_nothing_of_another
     assert not spoilt.fits(Caller(id=ANN), "demo.mail", "1.0.0", {"x": value}, 0, as_sent)
 
 
-@pytest.mark.parametrize("schema", [{}, {"anyOf": [True, {"type": "integer"}]}, {"type": ["integer", "string"]}])
-def test_what_may_be_something_else_than_a_number_has_no_bounds(schema: dict[str, Any]) -> None:
-    assert "is not a number" in next(bound_faults({"x": {"minimum": 1}}, lambda _: schema))
+NUMBER: dict[str, Any] = {"type": "number"}
+NAN: dict[str, Any] = {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "numeric"),
+    [
+        ({}, True), (NUMBER, True), ({"anyOf": [True, {"type": "integer"}]}, True), ({"anyOf": [NUMBER, NAN]}, True),
+        ({"type": ["integer", "string"]}, True), ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, True),
+        ({"enum": [1, 2]}, True), ({"const": 1}, True), ({"$ref": "#/$defs/amount"}, True),
+        ({"anyOf": [{"$ref": "#/$defs/amount"}, {"type": "null"}]}, True), ({"allOf": [{}, NUMBER]}, True),
+        ({"type": "string"}, False), ({"enum": ["1"]}, False), (NAN, False), ({"type": ["boolean", "null"]}, False),
+        ({"allOf": [NUMBER, {"type": "string"}]}, False), ({"type": "array", "items": NUMBER}, False),
+    ],
+)  # fmt: skip
+def test_what_may_be_a_number_has_bounds_and_what_never_is_one_has_none(schema: dict[str, Any], numeric: bool) -> None:
+    document = {"type": "object", "properties": {"x": schema}, "$defs": {"amount": NUMBER}}
+    faults = list(bound_faults({"x": {"minimum": 1}}, document))
+    assert faults == ([] if numeric else ["`x` is not a number, so it has no least and no most"])
 
 
 @pytest.mark.proves("HITL-09")

@@ -19,6 +19,8 @@ OPTIONAL: Json = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": No
 MODE: Json = {"enum": ["fast", "slow"]}
 # An enum of gRPC: by name or by number.
 NAMED: Json = {"anyOf": [{"type": "string", "enum": ["LOW", "HIGH"]}, {"type": "integer"}]}
+# A float of gRPC.
+FLOAT: Json = {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]}
 DEFINITIONS: Json = {"Mode": MODE, "Title": {"type": "string"}}
 
 
@@ -45,6 +47,12 @@ ROWS: dict[str, Row] = {
     "a name of an enum of gRPC": Row(NAMED, "HIGH", "HIGH", "LOW"),
     "text or number, a text": Row({"type": ["integer", "string"]}, "hello", "hello", "other"),
     "text or number, digits": Row({"type": ["integer", "string"]}, "5", "5", 5),
+    "text or number, a number": Row({"type": ["integer", "string"]}, 5, {"maximum": 5}, "5"),
+    "a float of gRPC": Row(FLOAT, 2.5, {"maximum": 2.5}, 2.6),
+    "a float of gRPC that is a text": Row(FLOAT, "NaN", "NaN", 0.5),
+    "a number or null": Row({"anyOf": [{"type": "number"}, {"type": "null"}]}, 3, {"maximum": 3}, None),
+    "a number of an enum": Row({"enum": [1, 2]}, 1, {"maximum": 1}, 2),
+    "anything, a number": Row({"description": "anything"}, 5, {"maximum": 5}, "5"),
     "a reference": Row({"$ref": "#/$defs/Mode"}, "fast", "fast", "slow"),
     "a reference or null": Row({"anyOf": [{"$ref": "#/$defs/Title"}, {"type": "null"}]}, "a b", "a b", None),
     "anything, a text": Row({"description": "anything"}, "hello", "hello", "other"),

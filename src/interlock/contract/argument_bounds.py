@@ -14,7 +14,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import orjson
@@ -65,38 +65,34 @@ def is_text(pattern: Any) -> TypeGuard[Json]:
     return isinstance(pattern, dict) and cast("Json", pattern) == {"type": "string"}
 
 
-def bound_faults(arguments: Mapping[str, Any], part: Callable[[list[Any]], Json]) -> Iterator[str]:
-    """List the faults of bounds; `part` returns the schema of an argument."""
+def bound_faults(arguments: Mapping[str, Any], document: Json) -> Iterator[str]:
+    """List the faults of bounds of arguments that a schema describes."""
+    from interlock.data.kinds import kinds
+    from interlock.data.schema import property_of, resolve_ref
+
+    takes = resolve_ref(document, document)
     for name, pattern in arguments.items():
-        if is_text(pattern) and "string" not in _kinds(part([name])):
-            yield f"`{name}` is not a text, so it cannot be any text"
-        if not is_range(pattern):
-            continue
-        if not _is_numeric(part([name])):
-            yield f"`{name}` is not a number, so it has no least and no most"
-        elif not all(map(_is_number, pattern.values())):
-            yield f"`{name}` is bounded by something else than numbers"
-        elif max((pattern[word] for word in _LEAST if word in pattern), default=-math.inf) > min(
-            (pattern[word] for word in _MOST if word in pattern), default=math.inf
-        ):
-            yield f"no number is within the bounds of `{name}`"
+        yield from _faults(f"`{name}`", pattern, kinds(document, property_of(takes, name)))
+
+
+def _faults(what: str, pattern: Any, admitted: Set[str]) -> Iterator[str]:
+    if is_text(pattern) and "string" not in admitted:
+        yield f"{what} is not a text, so it cannot be any text"
+    if not is_range(pattern):
+        return
+    # Another value than a number is never within the bounds, so a union with other kinds has bounds too.
+    if admitted.isdisjoint(("number", "integer")):
+        yield f"{what} is not a number, so it has no least and no most"
+    elif not all(map(_is_number, pattern.values())):
+        yield f"{what} is bounded by something else than numbers"
+    elif max((pattern[word] for word in _LEAST if word in pattern), default=-math.inf) > min(
+        (pattern[word] for word in _MOST if word in pattern), default=math.inf
+    ):
+        yield f"no number is within the bounds of {what}"
 
 
 def _is_number(value: Any) -> bool:
     return type(value) is int or (type(value) is float and math.isfinite(value))
-
-
-def _is_numeric(schema: Json) -> bool:
-    """Whether a schema accepts numbers only (or null)."""
-    kinds = _kinds(schema)
-    return kinds - {"null"} != set() and kinds <= {"integer", "number", "null"}
-
-
-def _kinds(schema: Json) -> set[Any]:
-    """The types that a schema states; None for a branch that states none."""
-    branches: list[Json | bool] = schema.get("anyOf") or [schema]
-    stated: list[Any] = [branch.get("type") if isinstance(branch, dict) else None for branch in branches]
-    return {kind for one in stated for kind in (cast("list[Any]", one) if isinstance(one, list) else [one])}
 
 
 _LEAST, _MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")

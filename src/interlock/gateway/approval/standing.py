@@ -58,7 +58,7 @@ class StandingApprovals:
                 f"{contract.ref} runs in sandbox tier {contract.manifest.tier}, with full access, so a person must"
                 " agree to each of its calls; decide on their tickets one by one",
             )
-        for fault in bound_faults(arguments, contract.input.part):
+        for fault in bound_faults(arguments, contract.input.document):
             raise Failure("E3004", fault)
         for name in self._view.private_arguments(contract, arguments):
             # INVARIANT: the patterns of standing approvals are stored readably, so they contain no private value.

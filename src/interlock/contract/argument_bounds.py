@@ -4,7 +4,12 @@
     {"minimum": 1}             a number within bounds, in the words of JSON Schema
     {"enum": ["cash", "giro"]} one of these values
     {"type": "string"}         any text
+    {"items": PATTERN}         a list, each item of which is within this bound
+    {"x-any": true}            any value
     anything else              this value
+
+An empty list has no item that is within a bound, and means everything to some tools: a bound for each item covers it
+only if it lets the items be anything. A bound for each item of a list of lists is a bound in a bound.
 
 The module also reads and writes patterns as words of a command line.
 """
@@ -14,7 +19,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import orjson
@@ -32,6 +37,16 @@ def matches(pattern: Any, value: Any) -> bool:
         return fnmatch.fnmatchcase(value, pattern.replace("[", "[[]"))
     if is_text(pattern):
         return isinstance(value, str)
+    if is_any(pattern):
+        return True
+    if is_each(pattern):
+        # INVARIANT: no item is covered that is not within the bound, and no list of none.
+        items: Any = cast("list[Any]", value) if isinstance(value, list) else None
+        return (
+            items is not None
+            and (len(items) > 0 or is_open(pattern["items"]))
+            and all(matches(pattern["items"], item) for item in items)
+        )
     if is_range(pattern):
         # INVARIANT: a value or bound that is not a number never matches.
         return _is_number(value) and all(
@@ -65,17 +80,56 @@ def is_text(pattern: Any) -> TypeGuard[Json]:
     return isinstance(pattern, dict) and cast("Json", pattern) == {"type": "string"}
 
 
+def is_each(pattern: Any) -> TypeGuard[Json]:
+    """Whether a pattern is the bound of each item of a list."""
+    return isinstance(pattern, dict) and cast("Json", pattern).keys() == {"items"}
+
+
+def is_any(pattern: Any) -> TypeGuard[Json]:
+    """Whether a pattern says that any value is allowed."""
+    return isinstance(pattern, dict) and cast("Json", pattern).keys() == ANY.keys() and pattern["x-any"] is True
+
+
+ANY: Mapping[str, Any] = {"x-any": True}
+
+
+def innermost(pattern: Any) -> Any:
+    """The bound of a value, or of the items in a list, or of those in a list of lists."""
+    while is_each(pattern):
+        pattern = pattern["items"]
+    return pattern
+
+
+def with_innermost(pattern: Any, bound: Any) -> Any:
+    """A pattern with another innermost bound."""
+    return {"items": with_innermost(pattern["items"], bound)} if is_each(pattern) else bound
+
+
+def values_in(pattern: Any) -> list[Any]:
+    """Values as a pattern quotes them, in the place that they have in an argument."""
+    if is_each(pattern):
+        return [[one] for one in values_in(pattern["items"])]
+    return list(pattern["enum"]) if is_set(pattern) else [pattern]
+
+
 def bound_faults(arguments: Mapping[str, Any], document: Json) -> Iterator[str]:
     """List the faults of bounds of arguments that a schema describes."""
-    from interlock.data.kinds import kinds
     from interlock.data.schema import property_of, resolve_ref
 
     takes = resolve_ref(document, document)
     for name, pattern in arguments.items():
-        yield from _faults(f"`{name}`", pattern, kinds(document, property_of(takes, name)))
+        yield from _faults(f"`{name}`", pattern, document, property_of(takes, name))
 
 
-def _faults(what: str, pattern: Any, admitted: Set[str]) -> Iterator[str]:
+def _faults(what: str, pattern: Any, document: Json, schema: Any) -> Iterator[str]:
+    from interlock.data.kinds import items_of, kinds
+
+    admitted = kinds(document, schema)
+    if is_each(pattern):
+        if "array" in admitted:
+            yield from _faults(f"an item of {what}", pattern["items"], document, items_of(document, schema))
+        else:
+            yield f"{what} is not a list, so it has no bound for each item"
     if is_text(pattern) and "string" not in admitted:
         yield f"{what} is not a text, so it cannot be any text"
     if not is_range(pattern):
@@ -105,15 +159,20 @@ def is_value(pattern: Any) -> bool:
     """Whether a pattern is one value, as it must be."""
     if isinstance(pattern, str):
         return not _WILD.intersection(pattern)
-    return not (is_range(pattern) or is_set(pattern) or is_text(pattern))
+    return not _is_bound(pattern)
+
+
+def _is_bound(pattern: Any) -> bool:
+    return any(form(pattern) for form in (is_range, is_set, is_text, is_each, is_any))
 
 
 _WILD = frozenset("*?[")
 
 
 def is_open(pattern: Any) -> bool:
-    """Whether a pattern matches any text, however it is written."""
-    return is_text(pattern) or (isinstance(pattern, str) and pattern != "" and not pattern.strip("*?"))
+    """Whether a pattern matches any text or any value, however it is written; or any list of them."""
+    inner = innermost(pattern)
+    return is_text(inner) or is_any(inner) or (isinstance(inner, str) and inner != "" and not inner.strip("*?"))
 
 
 # Words of a command line
@@ -137,6 +196,24 @@ def read_word(word: str, document: Json, schema: Any) -> Any:
             return word
         raise
     return value if "string" not in admitted or admitted & kinds_of_value(value) else word
+
+
+def as_value(pattern: Any) -> Any:
+    """The bound by which an argument is this text or value: a set of one, if the value looks like another bound."""
+    return {"enum": [pattern]} if _is_bound(pattern) else pattern
+
+
+def for_each(document: Json, schema: Any, bound: Callable[[Any], Any], depth: int = 1) -> Json:
+    """The bound of each item of a list, made by `bound` from the schema of the items; of a list of lists, of theirs."""
+    from interlock.data.kinds import items_of, kinds
+
+    items = items_of(document, schema)
+    deeper = depth < _DEEPEST_LIST and kinds(document, items) - {"null"} == frozenset({"array"})
+    return {"items": for_each(document, items, bound, depth + 1) if deeper else bound(items)}
+
+
+# A schema may say that a list has lists only, without an end.
+_DEEPEST_LIST = 8
 
 
 def written(text: str) -> str:

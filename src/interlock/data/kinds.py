@@ -6,6 +6,7 @@ nothing, a schema admits every kind: the answer may name too many kinds, and nev
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 from interlock.data.schema import Json, resolve_ref
@@ -49,6 +50,28 @@ def kinds(document: Json, schema: Any, depth: int = 0) -> frozenset[str]:
     for one in _branches(node, "allOf"):
         found &= kinds(document, one, depth + 1)
     return found
+
+
+def items_of(document: Json, schema: Any) -> Json:
+    """A schema that admits every item of the lists that a schema within a document admits."""
+    found = list(_items(document, schema, 0))
+    return {} if not found or any(not isinstance(one, dict) for one in found) else {"anyOf": found}
+
+
+def _items(document: Json, schema: Any, depth: int) -> Iterator[Any]:
+    if "array" not in kinds(document, schema, depth):
+        return
+    node = resolve_ref(document, cast("Json", schema)) if isinstance(schema, dict) else {}
+    listed = [*_branches(node, "prefixItems"), *_branches(node, "items")]
+    branches = [one for word in ("anyOf", "oneOf", "allOf") for one in _branches(node, word)]
+    if "items" in node or listed:
+        yield from listed
+        if not isinstance(node.get("items"), list):
+            yield node.get("items", True)
+    elif not branches or depth > _DEEPEST:
+        yield True
+    for one in branches if depth <= _DEEPEST else ():
+        yield from _items(document, one, depth + 1)
 
 
 def _branches(node: Json, word: str) -> list[Any]:

@@ -168,6 +168,16 @@ def test_a_value_that_is_too_long_for_a_bound_is_left_open_beside_one_that_is_no
     asks(home, "edit", {"path": "/opt/b", "x": LONG[value]}, "three")
 
 
+@pytest.mark.parametrize(
+    "value", [{"password": "hunter2-hunter2"}, [{"deep": [{"api_key": "hunter2-hunter2"}]}]], ids=["inside", "deeper"]
+)
+def test_a_value_that_holds_something_private_is_left_open_and_the_call_is_covered(home: Cli, value: Any) -> None:
+    command = asks(home, "edit", {"path": "/srv/a", "x": value}, "one")
+    assert "REDACTED" not in str(command)
+    assert agree(home, command) == {"path": "/srv/*", "x": {"x-any": True}}
+    assert home.call("s.edit", {"path": "/srv/a", "x": value}, "--key", "two")["status"] == "succeeded"
+
+
 def test_nothing_is_offered_for_a_call_that_has_no_bound(home: Cli) -> None:
     assert asks(home, named("anything, a text"), {"x": LONG["rows"]}, "one") is None
 

@@ -50,12 +50,19 @@ def _bound(name: str, value: Any) -> tuple[str, str] | None:
     if isinstance(value, list) and (directory := _directory(cast("list[Any]", value))) is not None:
         return "--each", f"{name}={directory}/*"
     word = orjson.dumps(value).decode()
-    return ("--any-value", name) if len(word) > _LONGEST_BOUND else ("--arg", f"{name}={word}")
+    if len(word) > _LONGEST_BOUND or _is_cut(word):
+        return "--any-value", name
+    return "--arg", f"{name}={word}"
+
+
+def _is_cut(text: str) -> bool:
+    """Whether something that the call has is not in a text: it is private, or was too long to be shown."""
+    return "REDACTED" in text or "…" in text
 
 
 def _text(value: str) -> str | None:
     """The pattern of a text."""
-    if len(value) > _LONGEST_BOUND or not value.isprintable() or "REDACTED" in value or "…" in value:
+    if len(value) > _LONGEST_BOUND or not value.isprintable() or _is_cut(value):
         return _OPEN_TEXT
     if set("*?") & set(value):
         return None  # these match anything in a pattern
@@ -72,5 +79,5 @@ def _directory(values: list[Any]) -> str | None:
 def _is_plain(path: str) -> bool:
     """Whether a text is an absolute path that its directory, as a pattern, covers."""
     steps = path.split("/")
-    plain = path.isprintable() and len(path) <= _LONGEST_BOUND and not set("*?\\") & set(path)
+    plain = path.isprintable() and len(path) <= _LONGEST_BOUND and not set("*?\\") & set(path) and not _is_cut(path)
     return path.startswith("/") and plain and ".." not in steps and "." not in steps

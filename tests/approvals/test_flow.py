@@ -964,6 +964,81 @@ async def test_a_standing_approval_for_a_directory_covers_no_other_spelling(
     assert [(found.id, found.used) for found in await app.standing_approvals.list()] == [(standing.id, 1)]
 
 
+@tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("stage:all", "UPDATE")])
+async def stage(
+    files: Annotated[list[str], Field(description="which files", examples=[["a.py"]])],
+    groups: Annotated[list[list[str]] | None, Field(description="files by group", examples=[[["a.py"]]])] = None,
+    options: Annotated[dict[str, Any] | None, Field(description="how", examples=[{"depth": 1}])] = None,
+) -> str:
+    """Stage files."""
+    outbox.sent.append(("staged", " ".join(files)))
+    return "staged"
+
+
+@stage.preview
+async def _(files: list[str], groups: Any, options: Any) -> Preview:
+    return Preview(impact=f"{len(files)} files would be staged")
+
+
+@pytest.mark.proves("HITL-09")
+async def test_a_bound_for_each_path_of_a_list_covers_no_other_spelling(
+    app: Interlock, clock: FakeClock, tmp_path: Path
+) -> None:
+    await admit(app, stage)
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "link").symlink_to("/etc")
+    bound: Json = {"items": f"{inside}/*"}
+    arguments = {"files": bound, "groups": {"items": bound}, "options": None}
+    granted = await app.standing_approvals.grant(
+        "demo.stage", by=BEN, caller=ANN, arguments=arguments, uses=20, expires_ms=clock.now_ms + 60_000
+    )
+    good = f"{inside}/a"
+    outside = ["/../../etc/passwd", "//../x", "/./../x", "/link/passwd", "/a/../../x", " ", "/..", "/\0"]
+    wrong: list[Json] = [
+        *({"files": [good, f"{inside}{rest}"], "groups": [[good]]} for rest in outside),
+        *({"files": [good], "groups": [[good], [good, f"{inside}{rest}"]]} for rest in outside),
+        {"files": [], "groups": [[good]]}, {"files": [good], "groups": []}, {"files": [good], "groups": [[good], []]},
+        {"files": [good]}, {"files": [good], "groups": [[good]], "options": {}},
+    ]  # fmt: skip
+    for number, sent in enumerate(wrong):
+        asked = await app.call("demo.stage", sent, key=f"k{number}")
+        assert asked.pending or not asked.ok, sent
+    assert outbox.sent == []
+    ran = await app.call("demo.stage", {"files": [good, f"{inside}/b/./c"], "groups": [[good], [good]]}, key="in")
+    assert ran.ok, ran.error
+    assert [(found.id, found.used) for found in await app.standing_approvals.list()] == [(granted.id, 1)]
+
+
+@pytest.mark.proves("HITL-09")
+async def test_any_value_is_agreed_to_beside_a_bound_only(app: Interlock, clock: FakeClock) -> None:
+    await admit(app, stage)
+    anything: Json = {"x-any": True}
+
+    def grant(**arguments: Any) -> Any:
+        return app.standing_approvals.grant(
+            "demo.stage", by=BEN, caller=ANN, arguments=arguments, uses=9, expires_ms=clock.now_ms + 60_000
+        )
+
+    for empty in (anything, {"items": "*"}, {"items": {"type": "string"}}, {"items": anything}):
+        refused = await refusal(grant(files=empty, options=anything))
+        assert (refused.code, "a pattern that says more than anything goes" in refused.message) == ("E3004", True)
+    for wrong, bound, words in (
+        ("options", {"items": "a"}, "`options` is not a list, so it has no bound for each item"),
+        ("files", {"items": {"items": "a"}}, "an item of `files` is not a list, so it has no bound for each item"),
+        ("files", {"items": {"minimum": 1}}, "an item of `files` is not a number, so it has no least and no most"),
+        ("groups", {"items": {"type": "string"}}, "an item of `groups` is not a text, so it cannot be any text"),
+    ):
+        refused = await refusal(grant(**({"files": ["a"]} | {wrong: bound})))
+        assert (refused.code, refused.message) == ("E3004", words)
+    assert await app.standing_approvals.list() == []
+    await grant(files={"items": "*.py"}, groups=None, options=anything)
+    for number, options in enumerate(({}, {"depth": 3}, {"deep": [{"er": "*"}]})):
+        assert (await app.call("demo.stage", {"files": ["a.py"], "options": options}, key=f"k{number}")).ok
+    assert (await app.call("demo.stage", {"files": ["a.py"]}, key="without")).ok
+    assert (await app.call("demo.stage", {"files": ["a.sh"], "options": {}}, key="other")).pending
+
+
 @pytest.mark.proves("HITL-09")
 async def test_fifty_calls_at_once_use_up_exactly_what_was_agreed_to(app: Interlock, clock: FakeClock) -> None:
     standing = await app.standing_approvals.grant(
@@ -1402,15 +1477,18 @@ async def test_a_standing_approval_keeps_no_private_value_and_a_comment_no_crede
 ) -> None:
     await admit(app, lock_up)
 
-    def grant(password: str) -> Any:
+    def grant(password: Any) -> Any:
         return app.standing_approvals.grant(
             "demo.lock_up", by=BEN, caller=ANN, arguments={"name": "box", "password": password}, uses=1,
             expires_ms=clock.now_ms + 60_000,
         )  # fmt: skip
 
-    refused = await refusal(grant("hunter2-hunter2"))
-    assert (refused.code, "`password` is private" in refused.message) == ("E3004", True)
+    quoted: list[Any] = ["hunter2-hunter2", {"enum": ["hunter2-hunter2", "x"]}]
+    for password in quoted:
+        refused = await refusal(grant(password))
+        assert (refused.code, "`password` is private" in refused.message) == ("E3004", True)
     assert (await grant("*")).arguments == {"name": "box", "password": "*"}
+    assert (await grant({"x-any": True})).arguments["password"] == {"x-any": True}
     ticket = await ask(app)
     await app.approvals.approve(ticket, by=BEN, comment="fine, with Bearer abcdefghijklmnop for the desk")
     assert (await app.approvals.show(ticket)).comment == "fine, with [REDACTED] for the desk"

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Change, Failure
-from interlock.approvals.standing import Standing, bound_faults
+from interlock.approvals.standing import Standing
 from interlock.approvals.ticket import Step, chain_of
 from interlock.call.context import Caller
+from interlock.contract.argument_bounds import bound_faults, is_open, matches
 from interlock.contract.manifest import Approval, ApprovalStep
 from interlock.gateway.preview_diff import predicted_changes, preview_differences
 from interlock.settings import load_settings
@@ -126,9 +127,25 @@ def test_bounds_of_a_number_cover_the_numbers_within_them_and_nothing_of_another
     assert not spoilt.fits(Caller(id=ANN), "demo.mail", "1.0.0", {"x": value}, 0, as_sent)
 
 
-@pytest.mark.parametrize("schema", [{}, {"anyOf": [True, {"type": "integer"}]}, {"type": ["integer", "string"]}])
-def test_what_may_be_something_else_than_a_number_has_no_bounds(schema: dict[str, Any]) -> None:
-    assert "is not a number" in next(bound_faults({"x": {"minimum": 1}}, lambda _: schema))
+NUMBER: dict[str, Any] = {"type": "number"}
+NAN: dict[str, Any] = {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "numeric"),
+    [
+        ({}, True), (NUMBER, True), ({"anyOf": [True, {"type": "integer"}]}, True), ({"anyOf": [NUMBER, NAN]}, True),
+        ({"type": ["integer", "string"]}, True), ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, True),
+        ({"enum": [1, 2]}, True), ({"const": 1}, True), ({"$ref": "#/$defs/amount"}, True),
+        ({"anyOf": [{"$ref": "#/$defs/amount"}, {"type": "null"}]}, True), ({"allOf": [{}, NUMBER]}, True),
+        ({"type": "string"}, False), ({"enum": ["1"]}, False), (NAN, False), ({"type": ["boolean", "null"]}, False),
+        ({"allOf": [NUMBER, {"type": "string"}]}, False), ({"type": "array", "items": NUMBER}, False),
+    ],
+)  # fmt: skip
+def test_what_may_be_a_number_has_bounds_and_what_never_is_one_has_none(schema: dict[str, Any], numeric: bool) -> None:
+    document = {"type": "object", "properties": {"x": schema}, "$defs": {"amount": NUMBER}}
+    faults = list(bound_faults({"x": {"minimum": 1}}, document))
+    assert faults == ([] if numeric else ["`x` is not a number, so it has no least and no most"])
 
 
 @pytest.mark.proves("HITL-09")
@@ -153,6 +170,81 @@ def test_a_value_that_must_be_so_is_so_to_its_last_part(pattern: object, value: 
         expires_ms=10, granted_by=BEN.id,
     )  # fmt: skip
     assert standing.fits(Caller(id=ANN), "demo.mail", "1.0.0", {"x": value}, 0, as_sent) == covered
+
+
+EACH: dict[str, Any] = {"items": "a*"}
+LEAVES = st.sampled_from(["a", "ab", "b", 1, 2.5, True, None])
+
+
+@pytest.mark.proves("HITL-09")
+@pytest.mark.parametrize(
+    ("pattern", "value", "covered"),
+    [
+        (EACH, ["a", "ab"], True),
+        (EACH, ["a", "b"], False),
+        (EACH, ["a", None], False),
+        (EACH, ["a", ["a"]], False),
+        (EACH, "a", False),
+        (EACH, {"items": "a*"}, False),
+        # A list of nothing means everything to some tools.
+        (EACH, [], False),
+        ({"items": "*"}, [], True),
+        ({"items": "*"}, [1], False),
+        ({"items": {"maximum": 5}}, [1, 5], True),
+        ({"items": {"maximum": 5}}, [1, 6], False),
+        ({"items": {"maximum": 5}}, [1, "1"], False),
+        ({"items": {"enum": ["a", 1]}}, [1, "a", 1], True),
+        ({"items": {"enum": ["a", 1]}}, ["a", True], False),
+        ({"items": {"type": "string"}}, ["a", "b c"], True),
+        ({"items": {"a": 1}}, [{"a": 1}, {"a": 1}], True),
+        ({"items": {"a": 1}}, [{"a": 1, "b": 2}], False),
+        ({"items": EACH}, [["a"], ["ab", "a"]], True),
+        ({"items": EACH}, [["a"], ["b"]], False),
+        ({"items": EACH}, [["a"], []], False),
+        ({"items": EACH}, ["a"], False),
+        ({"x-any": True}, None, True),
+        ({"x-any": True}, [{"a": [1]}], True),
+        # These are values, and no bounds.
+        ({"x-any": 1}, 5, False),
+        ({"x-any": False}, 5, False),
+        ({"items": "a*", "maxItems": 3}, ["a"], False),
+        ({}, 5, False),
+        ({"enum": [{"items": "a*"}]}, {"items": "a*"}, True),
+        ({"enum": [{"items": "a*"}]}, ["a"], False),
+    ],
+)
+def test_a_list_is_covered_by_a_bound_for_each_item_and_any_value_by_that_word_alone(
+    pattern: object, value: object, covered: bool
+) -> None:
+    standing = Standing(
+        id="sta_1", tenant="local", tool="demo.mail", versions="1.0.0", arguments={"x": pattern}, caller=ANN, uses=2,
+        expires_ms=10, granted_by=BEN.id,
+    )  # fmt: skip
+    assert standing.fits(Caller(id=ANN), "demo.mail", "1.0.0", {"x": value}, 0, as_sent) == covered
+
+
+def in_lists(leaves: st.SearchStrategy[Any], depth: int) -> st.SearchStrategy[Any]:
+    return leaves if depth == 0 else leaves | st.lists(in_lists(leaves, depth - 1), max_size=3)
+
+
+@pytest.mark.proves("HITL-09")
+@given(pattern=PATTERNS, depth=st.integers(0, 2), value=in_lists(LEAVES, 3))
+def test_a_bound_for_each_item_covers_what_its_bound_covers_of_every_item(
+    pattern: object, depth: int, value: object
+) -> None:
+    def allows(value: Any, depth: int) -> bool:
+        if depth > 0:
+            items: list[Any] = [*value] if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]
+            covered = isinstance(value, list) and (items != [] or is_open(pattern))
+            return covered and all(allows(one, depth - 1) for one in items)
+        if isinstance(pattern, str) and isinstance(value, str):
+            return fnmatch.fnmatchcase(value, pattern)
+        return (type(pattern), pattern) == (type(value), value)
+
+    bound: Any = pattern
+    for _ in range(depth):
+        bound = {"items": bound}
+    assert matches(bound, value) == allows(value, depth)
 
 
 async def test_a_ticket_is_found_by_the_beginning_of_its_id_if_there_is_only_one(tmp_path: Path) -> None:

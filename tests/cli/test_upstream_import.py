@@ -182,6 +182,32 @@ async def test_a_person_who_is_alone_agrees_in_advance_to_what_their_own_client_
     assert (await typed(["audit", "verify"])).code == 0
 
 
+def test_hints_are_accepted_after_the_first_import_by_the_command_that_a_second_one_gives(fresh: Cli) -> None:
+    path = write(fresh, {"mcpServers": {"notes": {**NOTES, "env": {"INTERLOCK_DEMO_NOTES": "notes.txt"}}}})
+    words = ("upstream", "import", str(path))
+    assert by_name(fresh(*words, "--json"))["notes"]["state"] == "added"
+
+    def classes() -> dict[str, str]:
+        return {one["name"]: one["mutation_class"] for one in by_name(fresh(*words, "--json"))["notes"]["tools"]}
+
+    assert set(classes().values()) == {"write_irreversible"}
+    again = fresh(*words, "--accept-hints", "--json")
+    told = by_name(again)["notes"]
+    assert (again.code, told["state"]) == (0, "known")
+    command = "interlock upstream refresh notes --accept-hints"
+    assert told["next"].endswith(command)
+    assert command in fresh(*words, "--accept-hints").out
+    # Nothing is trusted before a person has accepted what the hints change.
+    report = fresh.ask(*shlex.split(command)[1:])
+    hinted = {one["name"] for one in report["tools"] if one["state"] == "changed"}
+    assert hinted
+    assert hinted < {one["name"] for one in report["tools"]}
+    assert fresh("upstream", "accept", "notes", "--reason", "they only read").code == 0
+    assert {name for name, class_ in classes().items() if class_ == "read_only"} == hinted
+    accepted = by_name(fresh(*words, "--accept-hints", "--json"))["notes"]
+    assert (accepted["state"], accepted.get("next")) == ("known", None)
+
+
 def test_a_plan_starts_stores_and_writes_nothing(fresh: Cli) -> None:
     marker = fresh.path / "started"
     starts = {"command": "/bin/sh", "args": ["-c", f"touch {marker}"], "env": {"API_TOKEN": KEY}}

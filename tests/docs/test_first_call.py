@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,8 @@ from tests.support.source import ROOT
 from tests.thorough import THOROUGH
 
 PAGE = ROOT / "docs" / "how-to" / "first-call.md"
+# The whole page, on a quiet machine.
+MOST_S = 120
 NOT_LOCKED = {"interlock", "pip", "setuptools"}  # in every environment of `./dev`
 
 
@@ -53,7 +56,9 @@ def test_what_the_page_lists_leads_to_a_governed_call_on_a_fresh_machine(tmp_pat
     # Git clones no directory of another user unless it is told to.
     git = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
     player = Player("first-call.md", tmp_path, ModuleType("first_call"))
+    took_s: dict[str, float] = {}
     for one in commands():
+        began = time.monotonic()
         done = subprocess.run(
             ["bash", "-c", one.command.replace("URL", str(ROOT))],
             cwd=tmp_path,
@@ -62,7 +67,9 @@ def test_what_the_page_lists_leads_to_a_governed_call_on_a_fresh_machine(tmp_pat
             text=True,
             check=True,
         )
+        took_s[one.command] = round(time.monotonic() - began, 1)
         player.compare(one.command, one.printed, done.stdout)
+    assert sum(took_s.values()) < MOST_S, took_s
     installed = (tmp_path / "interlock" / ".venv").glob("lib/python3.11/site-packages/*.dist-info")
     packages = {path.name.partition("-")[0] for path in installed} - NOT_LOCKED
     assert len(packages) in (0, said_packages())  # none where python3 is of another version

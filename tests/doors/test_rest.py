@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import orjson
 import pytest
 
+from interlock import Effect, Field, Preview, tool
 from interlock.audit.exported import verify_export
 from interlock.core.errors import Failure
 from interlock.doors.rest import invoke_route
 from interlock.doors.rest.answers import of_failure
 from tests import sample
-from tests.support.calls import until
+from tests.support.calls import admit, until
 from tests.support.disks import full_disk
 from tests.support.identities import did_of as did
 from tests.support.rest import BARE, COMPLETE, World, refused, until_ended
@@ -477,6 +478,44 @@ async def test_a_number_is_agreed_to_in_advance_within_bounds(world: World) -> N
     # Whose token is bound to resources agrees to what is written in full, and to no range.
     bound = await world.token("boss", resources=["counter:a"])
     refused(await world.post(path, grant(name="a", by={"maximum": 5}), bound), 403, "E3206")
+
+
+@tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("stage:all", "UPDATE")])
+async def stage(
+    files: Annotated[list[str], Field(description="which files", examples=[["a.py"]])],
+    options: Annotated[dict[str, Any] | None, Field(description="how", examples=[{"depth": 1}])] = None,
+) -> str:
+    """Stage files."""
+    return " ".join(files)
+
+
+@stage.preview
+async def _(files: list[str], options: Any) -> Preview:
+    return Preview(impact=f"{len(files)} files would be staged")
+
+
+async def test_items_of_a_list_are_agreed_to_in_advance_each_within_a_bound(world: World) -> None:
+    await admit(world.app, stage)
+
+    def grant(**arguments: Any) -> Json:
+        return {"tool": "demo.stage", "caller": "scout", "arguments": arguments, "uses": 2, "expires_in_s": 60}
+
+    path, each, anything = "/v1/approvals/standing", {"items": "/srv/*"}, {"x-any": True}
+    refused(await world.post(path, grant(files={"items": "*"}, options=anything), "boss"), 400, "E3004")
+    refused(await world.post(path, grant(files=each, options=each), "boss"), 400, "E3004")
+    made = await world.post(path, grant(files=each, options=anything), "boss")
+    assert (made.status_code, made.json()["arguments"]) == (201, {"files": each, "options": anything}), made.text
+    # Whose token is bound to resources agrees to what is written in full.
+    bound = await world.token("boss", resources=["stage:all"])
+    refused(await world.post(path, grant(files=each), bound), 403, "E3206")
+    refused(await world.post(path, grant(files=["a"], options=anything), bound), 403, "E3206")
+    sent: list[Json] = [
+        {"files": ["/srv/a", "/srv/b"], "options": {"depth": 2}},
+        {"files": ["/srv/a", "/srv/../b"]},
+        {"files": []},
+    ]
+    asked = [await world.invoke("demo.stage", one, "scout", idempotency_key=f"k{at}") for at, one in enumerate(sent)]
+    assert [one.status_code for one in asked] == [200, 202, 202], [one.text for one in asked]
 
 
 # Tokens, policy, audit

@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import Any, Literal, cast
 
 from interlock.approvals.offer import advance_command
-from interlock.approvals.standing import Standing, is_range, is_set, is_text
+from interlock.approvals.standing import Standing
 from interlock.approvals.ticket import Shown, Step, Ticket
+from interlock.contract.argument_bounds import is_any, is_each, is_range, is_set, is_text
 from interlock.data.schema import Json
 
 
@@ -69,12 +70,16 @@ def _ms(stamp: Any) -> int:
     return round(datetime.fromisoformat(str(stamp)).timestamp() * 1000)
 
 
-def kind_of_bound(pattern: Any) -> Literal["set", "text", "range", "pattern"]:
+def kind_of_bound(pattern: Any) -> Literal["set", "text", "range", "each", "any", "pattern"]:
     """The form in which an approval in advance bounds an argument."""
     if is_set(pattern):
         return "set"
     if is_text(pattern):
         return "text"
+    if is_each(pattern):
+        return "each"
+    if is_any(pattern):
+        return "any"
     return "range" if is_range(pattern) else "pattern"
 
 

@@ -11,6 +11,7 @@ from interlock.core.credentials import without_credentials_in
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.upstreams.kinds import kind_of_clients
+from interlock.upstreams.overlay import hinted
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -65,9 +66,13 @@ async def _import(app: Interlock, entry: ServerEntry, more: Json, explain: Calla
     config = entry.config | {key: one for key, one in more.items() if key != "allow_private" or "url" in entry.config}
     kind = kind_of_clients()
     known = next((one for one in await app.upstreams.list() if one.name == entry.upstream), None)
-    if known is not None and (known.kind, known.config) == (kind, config):
-        tools = [one.document() for one in await app.upstreams.offers(entry.upstream)]
-        return planned | {"state": "known", "reason": "it was added before", "tools": tools}
+    if known is not None and known.kind == kind and _without_hints(known.config) == _without_hints(config):
+        offers = await app.upstreams.offers(entry.upstream)
+        told = {"state": "known", "reason": "it was added before", "tools": [one.document() for one in offers]}
+        asks = "accept_hints" in more and not known.config.get("accept_hints")
+        if asks and hinted(known.overlay, (one.definition for one in offers if one.definition)):
+            told["next"] = f"to trust what it says about its tools: {hints_command(known.name)}"
+        return planned | told
     stored: list[str] = []
     try:
         if known is None:
@@ -85,6 +90,15 @@ async def _import(app: Interlock, entry: ServerEntry, more: Json, explain: Calla
         }
     admitted = [one for one in report["tools"] if one["state"] == "admitted"]
     return planned | {"state": "added", "reason": "", "tools": report["tools"], "admitted": len(admitted)}
+
+
+def _without_hints(config: Json) -> Json:
+    return {name: value for name, value in config.items() if name != "accept_hints"}
+
+
+def hints_command(name: str) -> str:
+    """The command that accepts the hints of an upstream that was added before."""
+    return f"interlock upstream refresh {name} --accept-hints"
 
 
 async def _store(app: Interlock, entry: ServerEntry) -> list[str]:

@@ -70,10 +70,11 @@ class Upstreams:
         if config.keys() & {"auth", "credentials"}:
             require(by, "secrets:admin", "sending stored credentials to an upstream")
 
-    async def refresh(self, name: str, *, by: Caller, overlay: Json | None = None) -> Json:
+    async def refresh(self, name: str, *, by: Caller, overlay: Json | None = None, accept_hints: bool = False) -> Json:
         """Discover the tools of an upstream again. Changed ones are kept out until a person accepts them."""
         require_here(by, "tools:admin", "refreshing an upstream")
-        return await self._report(await self._parts.upstreams.refresh(name, by=by, overlay=overlay))
+        report = await self._parts.upstreams.refresh(name, by=by, overlay=overlay, accept_hints=accept_hints)
+        return await self._report(report)
 
     async def accept(
         self, name: str, *, by: Caller, tools: Sequence[str], reason: str, shown: Mapping[str, str] | None = None

@@ -7,11 +7,8 @@ intent durable, and cites its id. A call that does not match requests a ticket l
 Nobody agrees in advance to their own calls, unless they have stated that they are alone on the machine. When they take
 that statement back, such approvals end.
 
-A pattern is a text in which `*` and `?` match, the bounds of a number in the words of JSON Schema, `{"minimum": 1,
-"maximum": 100}`, a set of values, `{"enum": ["cash", "giro"]}`, any text, `{"type": "string"}`, or any other value
-literally. A path, URL or host is
-compared with its pattern in normal form, so that `/tmp/x/*` does not cover `/tmp/x/../../etc`; one without a normal
-form is not covered.
+What a pattern can say is in `contract/argument_bounds.py`. A path, URL or host is compared with its pattern in normal
+form, so that `/tmp/x/*` does not cover `/tmp/x/../../etc`; one without a normal form is not covered.
 
 As with tickets, a row alone is not trusted: its last record in the journal must say that it was granted or used, with
 these bounds and this number of uses.
@@ -19,19 +16,17 @@ these bounds and this number of uses.
 
 from __future__ import annotations
 
-import fnmatch
-import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any
 
 from interlock.approvals.reviewers import instead_of, is_alone, is_person, signature, speaks_for
+from interlock.contract.argument_bounds import is_open, matches
 from interlock.contract.versions import resolve
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
-from interlock.data.canonical import canonical, decode, digest, encode
+from interlock.data.canonical import decode, digest, encode
 from interlock.store import records
 from interlock.store import standing as stored
 from interlock.store.standing import StandingRow
@@ -92,7 +87,7 @@ class Standing:
         if compared is None:
             return False
         patterns, values = compared
-        return all(_matches(patterns[name], value) for name, value in values.items())
+        return all(matches(patterns[name], value) for name, value in values.items())
 
     def document(self) -> Json:
         return {
@@ -115,90 +110,6 @@ def _in_range(version: str, versions: str) -> bool:
         return resolve(versions, [version]) == version
     except Failure:
         return False
-
-
-def _matches(pattern: Any, value: Any) -> bool:
-    if isinstance(pattern, str) and isinstance(value, str):
-        # A bracket is literal; fnmatch would treat it as a set of letters, and one title would match many.
-        return fnmatch.fnmatchcase(value, pattern.replace("[", "[[]"))
-    if is_text(pattern):
-        return isinstance(value, str)
-    if is_range(pattern):
-        # INVARIANT: a value or bound that is not a number never matches.
-        return _is_number(value) and all(
-            _is_number(bound) and _WITHIN[word](value, bound) for word, bound in pattern.items()
-        )
-    if is_set(pattern):
-        return any(_is_same(one, value) for one in pattern["enum"])
-    return _is_same(pattern, value)
-
-
-def _is_same(pattern: Any, value: Any) -> bool:
-    # In Python, a boolean within a list or an object equals a number.
-    return type(pattern) is type(value) and canonical(pattern) == canonical(value)
-
-
-def is_range(pattern: Any) -> TypeGuard[Json]:
-    """Whether a pattern is the bounds of a number."""
-    return isinstance(pattern, dict) and cast("Json", pattern) != {} and cast("Json", pattern).keys() <= _WITHIN.keys()
-
-
-def is_set(pattern: Any) -> TypeGuard[Json]:
-    """Whether a pattern is a set of values."""
-    if not isinstance(pattern, dict) or cast("Json", pattern).keys() != {"enum"}:
-        return False
-    values: Any = cast("Json", pattern)["enum"]
-    return isinstance(values, list) and len(cast("list[Any]", values)) > 0
-
-
-def is_text(pattern: Any) -> TypeGuard[Json]:
-    """Whether a pattern says that any text is allowed."""
-    return isinstance(pattern, dict) and cast("Json", pattern) == {"type": "string"}
-
-
-def bound_faults(arguments: Mapping[str, Any], part: Callable[[list[Any]], Json]) -> Iterator[str]:
-    """List the faults of bounds; `part` returns the schema of an argument."""
-    for name, pattern in arguments.items():
-        if is_text(pattern) and "string" not in _kinds(part([name])):
-            yield f"`{name}` is not a text, so it cannot be any text"
-        if not is_range(pattern):
-            continue
-        if not _is_numeric(part([name])):
-            yield f"`{name}` is not a number, so it has no least and no most"
-        elif not all(map(_is_number, pattern.values())):
-            yield f"`{name}` is bounded by something else than numbers"
-        elif max((pattern[word] for word in _LEAST if word in pattern), default=-math.inf) > min(
-            (pattern[word] for word in _MOST if word in pattern), default=math.inf
-        ):
-            yield f"no number is within the bounds of `{name}`"
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is int or (type(value) is float and math.isfinite(value))
-
-
-def _is_numeric(schema: Json) -> bool:
-    """Whether a schema accepts numbers only (or null)."""
-    kinds = _kinds(schema)
-    return kinds - {"null"} != set() and kinds <= {"integer", "number", "null"}
-
-
-def _kinds(schema: Json) -> set[Any]:
-    """The types that a schema states; None for a branch that states none."""
-    branches: list[Json | bool] = schema.get("anyOf") or [schema]
-    stated: list[Any] = [branch.get("type") if isinstance(branch, dict) else None for branch in branches]
-    return {kind for one in stated for kind in (cast("list[Any]", one) if isinstance(one, list) else [one])}
-
-
-_LEAST, _MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-_WITHIN: Mapping[str, Callable[[Any, Any], bool]] = {
-    "minimum": operator.ge, "exclusiveMinimum": operator.gt, "maximum": operator.le, "exclusiveMaximum": operator.lt,
-}  # fmt: skip
-
-
-def is_open(pattern: Any) -> bool:
-    """Whether a pattern matches any text, however it is written."""
-    return is_text(pattern) or (isinstance(pattern, str) and pattern != "" and not pattern.strip("*?"))
 
 
 def grant(

@@ -169,9 +169,11 @@ def of_patterns(patterns: Mapping[str, Any]) -> Compared:
     """Return the readings that follow from the patterns of a standing approval; a text without `*` and `?` is compared
     as is.
     """
+    from interlock.contract.argument_bounds import innermost  # where there are standing approvals only
+
     return together(
         Comparison((name,), reading_of(one, pattern=True))
-        for name, one in patterns.items()
+        for name, one in ((name, innermost(pattern)) for name, pattern in patterns.items())
         if isinstance(one, str) and wild(one)
     )
 

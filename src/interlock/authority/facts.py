@@ -167,14 +167,21 @@ def in_normal_form(
 
     None if an argument that would be compared with a pattern with `*` or `?` has no normal form.
     """
+    from interlock.contract.argument_bounds import innermost, with_innermost
+
     compared = of_patterns(patterns)
-    held = {name: one for name, one in patterns.items() if isinstance(one, str) and wild(one) and name in arguments}
+    inner = {name: innermost(one) for name, one in patterns.items() if name in arguments}
+    held = {name: one for name, one in inner.items() if isinstance(one, str) and wild(one)}
     try:
         seen = _Seen(contract, frozenset({"arguments"}))
         values = seen.members(arguments, held, compared)
     except Failure:
         return None
-    resolved = {name: normal_pattern(one) for name, one in held.items() if PATH in compared.below(name).readings}
+    resolved = {
+        name: with_innermost(patterns[name], normal_pattern(one))
+        for name, one in held.items()
+        if PATH in compared.below(name).readings
+    }
     return {**patterns, **resolved}, {**arguments, **values}
 
 

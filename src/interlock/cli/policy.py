@@ -259,8 +259,8 @@ def _answer_explanation(out: Output, viewer: Viewer, explanation: Json, who: str
 
 
 def _show_explanation(page: Page, viewer: Viewer, explanation: Json, name: str) -> None:
+    from interlock.cli.bounds import bounds_in_words
     from interlock.cli.render import BAD, GOOD, MAYBE, Text
-    from interlock.cli.standing_approvals import bounds_in_words
 
     decision: str = explanation["decision"]
     mark = {"allow": GOOD, "ask": MAYBE}.get(decision, BAD)

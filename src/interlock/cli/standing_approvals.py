@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from interlock.cli.bounds import Bounds, arguments_within, bounds_in_words, read_eaches, read_patterns, read_ranges
 from interlock.cli.command import acting, as_holder, at_rest, at_server, over_home, refuse_token
 from interlock.cli.completion import tool_names
 from interlock.cli.output import Output
 from interlock.cli.tickets import refusal
-from interlock.cli.values import parse_json, parse_span
+from interlock.cli.values import parse_span
 from interlock.cli.viewer import AtRest, Local, Remote, Viewer
-from interlock.core.expressions import expression
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from interlock.api.interlock import Interlock
     from interlock.approvals.standing import Standing
     from interlock.call.context import Caller
@@ -27,41 +25,6 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-def _patterns(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, equals, pattern in (value.partition("=") for value in values):
-        if not name or not equals:
-            raise click.BadParameter("write NAME=PATTERN")
-        found.setdefault(name, []).append(pattern)
-    for name, several in found.items():
-        if len(several) > 1 and set("*?") & set("".join(several)):
-            raise click.BadParameter(
-                f"`{name}` is named several times, for a set of values, and values have no * and ?"
-            )
-    return found
-
-
-def _ranges(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Json]:
-    found: dict[str, Json] = {}
-    for value in values:
-        match = _RANGE.fullmatch(value)
-        try:
-            number: Any = None if match is None else parse_json(match[3], "where", or_stdin=False)
-        except click.UsageError:
-            number = None
-        if match is None or type(number) not in (int, float):
-            raise click.BadParameter("write NAME<=NUMBER, or with >=, < or >")
-        bounds, word = found.setdefault(match[1], {}), _WORDS[match[2]]
-        if word in bounds:
-            raise click.BadParameter(f"`{match[1]}{match[2]}` is said twice")
-        bounds[word] = number
-    return found
-
-
-_RANGE = expression(r"\s*([^\s<>=]+)\s*(<=|>=|<|>)\s*([^\s<>=]+)\s*")
-_WORDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
-
-
 async def _grant_at_server(
     server: Server,
     out: Output,
@@ -69,18 +32,20 @@ async def _grant_at_server(
     tool: str,
     patterns: dict[str, list[str]],
     ranges: dict[str, Json],
+    eaches: dict[str, list[str] | Json],
     texts: tuple[str, ...],
+    values: tuple[str, ...],
     **given: Any,
 ) -> int:
     from interlock.api.approval_documents import standing_of
     from interlock.cli.remote import part
 
-    ranges = _with_texts(patterns, ranges, texts)
+    bounds = Bounds(patterns, ranges, eaches, texts, values).check()
     document = await server.get(f"/v1/tools/{part(tool)}", version=given["versions"])
     wanted: Json = {
         "tool": tool,
         "caller": given["caller"],
-        "arguments": _arguments(document["parameters"], patterns, ranges, tool),
+        "arguments": arguments_within(document["parameters"], bounds, tool),
         "uses": given["uses"],
         "expires_in_s": max(1, given["lifetime_ms"] // 1000),
         **({} if given["versions"] is None else {"versions": given["versions"]}),
@@ -99,17 +64,26 @@ async def _grant_at_server(
     help="Whose calls: a name, a DID, an id such as local:bob, or group:NAME for all members of a group.",
 )
 @click.option(
-    "--arg", "patterns", multiple=True, callback=_patterns, metavar="NAME=PATTERN",
+    "--arg", "patterns", multiple=True, callback=read_patterns, metavar="NAME=PATTERN",
     help="What an argument may be; * and ? match in texts. Paths, URLs and hosts are compared in normal form. "
     "Name an argument several times for a set of values. An argument that is not named is not covered.",
 )  # fmt: skip
 @click.option(
-    "--where", "ranges", multiple=True, callback=_ranges, metavar="NAME<=NUMBER",
+    "--where", "ranges", multiple=True, callback=read_ranges, metavar="NAME<=NUMBER",
     help="How large or small the number in the argument NAME may be: <=, >=, < or >. Repeat it for both ends.",
+)  # fmt: skip
+@click.option(
+    "--each", "eaches", multiple=True, callback=read_eaches, metavar="NAME=PATTERN",
+    help="What each item of the list NAME may be, as for --arg; or NAME<=NUMBER, as for --where. An empty list is not "
+    "covered.",
 )  # fmt: skip
 @click.option(
     "--any-text", "texts", multiple=True, metavar="NAME",
     help="An argument that may be any text, such as the body of a mail. Another one must be bounded.",
+)  # fmt: skip
+@click.option(
+    "--any-value", "values", multiple=True, metavar="NAME",
+    help="An argument that may be any value, such as the rows of a table. Another one must be bounded.",
 )  # fmt: skip
 @click.option("--uses", type=click.IntRange(1), required=True, help="How many calls.")
 @click.option("--expires", "lifetime_ms", required=True, callback=parse_span, metavar="SPAN", help="7d, 12h, 30m.")
@@ -124,7 +98,9 @@ async def grant(
     caller: str,
     patterns: dict[str, list[str]],
     ranges: dict[str, Json],
+    eaches: dict[str, list[str] | Json],
     texts: tuple[str, ...],
+    values: tuple[str, ...],
     uses: int,
     lifetime_ms: int,
     versions: str | None,
@@ -142,10 +118,12 @@ async def grant(
         --where 'cents>=1' --where 'cents<=500' --uses 20 --expires 1d
     interlock approvals grant demo.post --caller group:bookkeepers --arg account=cash \\
         --where 'cents<=100' --uses 200 --expires 7d
+    interlock approvals grant files.stage --caller research-7 \\
+        --each 'files=/srv/site/*' --any-value options --uses 20 --expires 1d
     """
     from interlock.core.errors import Failure
 
-    ranges = _with_texts(patterns, ranges, texts)
+    bounds = Bounds(patterns, ranges, eaches, texts, values).check()
     by = await acting(app, token)
     contract = (await app.catalog.resolve(tool, versions)).contract
     who, tenant = await _caller_meant(app, caller, by)
@@ -155,7 +133,7 @@ async def grant(
             by=by,
             caller=who,
             tenant=tenant,
-            arguments=_arguments(contract.input.document, patterns, ranges, contract.ref),
+            arguments=arguments_within(contract.input.document, bounds, contract.ref),
             uses=uses,
             expires_ms=app.clock.now_ms() + lifetime_ms,
             versions=versions,
@@ -166,13 +144,6 @@ async def grant(
         approval = contract.manifest.approval or app.settings.approval
         raise await refusal(app, failure, tuple(step.group for step in approval.chain), by) from None
     return _answer_granted(out, await Local.of(app), standing)
-
-
-def _with_texts(patterns: dict[str, list[str]], ranges: dict[str, Json], texts: tuple[str, ...]) -> dict[str, Json]:
-    """The bounds of numbers, and those arguments that may be any text. No argument has two bounds."""
-    if twice := (patterns.keys() & {*ranges, *texts}) | (ranges.keys() & {*texts}):
-        raise click.UsageError(f"`{min(twice)}` is bounded twice: name it with one of --arg, --where and --any-text")
-    return {**ranges, **{name: {"type": "string"} for name in texts}}
 
 
 def _answer_granted(out: Output, viewer: Viewer, standing: Standing) -> int:
@@ -221,25 +192,6 @@ async def _caller_meant(app: Interlock, who: str, by: Caller) -> tuple[str, str]
         raise Failure(failure.code, f"{failure.in_full}; see interlock identities list{hint}") from None
 
 
-def _arguments(schema: Json, patterns: dict[str, list[str]], ranges: dict[str, Json], tool: str) -> Json:
-    """Patterns as the tool's schema means them: text for text, JSON for everything else; and the bounds of numbers."""
-    from interlock.core.errors import Failure
-
-    properties: dict[str, Any] = schema.get("properties") or {}
-    unknown = [name for name in (*patterns, *ranges) if name not in properties]
-    if unknown:
-        raise Failure("E3004", f"{tool} takes no `{unknown[0]}`; it takes {', '.join(properties) or 'no arguments'}")
-
-    def value(name: str, text: str) -> Any:
-        return text if properties[name].get("type") == "string" else parse_json(text, name, or_stdin=False)
-
-    bounds = {
-        name: value(name, texts[0]) if len(texts) == 1 else {"enum": [value(name, text) for text in texts]}
-        for name, texts in patterns.items()
-    }
-    return {**bounds, **ranges}
-
-
 def _bounds(viewer: Viewer, standing: Standing) -> list[tuple[str, Cell]]:
     from interlock.core.formatting import span
 
@@ -251,26 +203,6 @@ def _bounds(viewer: Viewer, standing: Standing) -> list[tuple[str, Cell]]:
         ("until", f"{span(standing.expires_ms - viewer.now_ms())} from now"),
         ("given by", viewer.name_of(standing.granted_by)),
     ]
-
-
-def bounds_in_words(arguments: Mapping[str, Any]) -> str:
-    """The bounds of a standing approval, argument by argument."""
-    return ", ".join(words for name, one in arguments.items() for words in _pattern(name, one)) or "no arguments"
-
-
-def _pattern(name: str, pattern: Any) -> list[str]:
-    """The bounds of an argument, as they were written."""
-    from interlock.api.approval_documents import kind_of_bound
-    from interlock.cli.render import value_text
-
-    kind = kind_of_bound(pattern)
-    if kind == "set":
-        return [f"{name} one of {' '.join(map(value_text, pattern['enum']))}"]
-    if kind == "text":
-        return [f"{name} any text"]
-    if kind == "pattern":
-        return [f"{name}={value_text(pattern)}"]
-    return [f"{name}{sign}{pattern[word]}" for sign, word in _WORDS.items() if word in pattern]
 
 
 def _outcome(viewer: Viewer, standing: Standing) -> str:

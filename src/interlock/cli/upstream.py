@@ -160,10 +160,13 @@ def _words(value: Any) -> str:
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-async def _refresh_at_server(server: Server, out: Output, /, name: str, overlay: Path | None) -> int:
+async def _refresh_at_server(
+    server: Server, out: Output, /, name: str, overlay: Path | None, accept_hints: bool
+) -> int:
     from interlock.cli.remote import part
 
-    fields = {} if overlay is None else {"overlay": read_overlay(overlay)}
+    fields: Json = {} if overlay is None else {"overlay": read_overlay(overlay)}
+    fields |= {"accept_hints": True} if accept_hints else {}
     with out.working(f"the server asks {name} for its tools …"):
         report = await server.post(f"/v1/upstreams/{part(name)}/refresh", fields, timeout_s=LOOK_S)
     return answer_report(out, report)
@@ -173,14 +176,17 @@ async def _refresh_at_server(server: Server, out: Output, /, name: str, overlay:
 @at_server(_refresh_at_server)
 @click.argument("name", shell_complete=upstream_names)
 @click.option("--overlay", type=_FILE, help="Replace the overlay: your statements about its tools.")
+@click.option(
+    "--accept-hints", is_flag=True, help="Trust what it says about the tools that it offers now: readOnlyHint."
+)
 @over_home
-async def refresh(app: Interlock, out: Output, /, name: str, overlay: Path | None) -> int:
+async def refresh(app: Interlock, out: Output, /, name: str, overlay: Path | None, accept_hints: bool) -> int:
     """Discover its tools again. Changed ones are kept out until you accept them."""
     from interlock.api.upstreams import Upstreams
 
     given = None if overlay is None else read_overlay(overlay)
     with trying_out(app, out, f"asking {name} for its tools, and trying out what is new …"):
-        report = await Upstreams(app).refresh(name, by=app.caller, overlay=given)
+        report = await Upstreams(app).refresh(name, by=app.caller, overlay=given, accept_hints=accept_hints)
     return answer_report(out, report)
 
 

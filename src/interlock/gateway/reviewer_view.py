@@ -42,9 +42,10 @@ class ReviewerView:
         """Return a comment of a person about a call, without credentials."""
         return without_credentials(self._redactor, text)
 
-    def private_arguments(self, contract: Contract, arguments: Mapping[str, Any]) -> list[str]:
-        """Return the names of arguments that are private, by a mark of the schema or by their name."""
-        found = self._redactor.for_schema(contract.input.document).for_people(dict(arguments)).paths
+    def private_arguments(self, contract: Contract, *arguments: Mapping[str, Any]) -> list[str]:
+        """Return the names of arguments that are or hold something private, by a mark of the schema or by a name."""
+        redactor = self._redactor.for_schema(contract.input.document)
+        found = (path for one in arguments for path in redactor.for_people(dict(one)).paths)
         return sorted({path.split("/")[1] for path in found})
 
     def _shortened(self, private: list[str], value: Any) -> Any:

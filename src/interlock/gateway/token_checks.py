@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from interlock.approvals.standing import is_range, is_set, is_text
 from interlock.authority.facts import facts, resources_of
 from interlock.call.capability import CLASSES, Capability, ToolGrant, widenings
+from interlock.contract.argument_bounds import is_value
 from interlock.contract.effects import fields_of, predict
 from interlock.contract.permissions import Permission, is_below, permissions_of
 from interlock.core.errors import Failure
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from interlock.contract.contract import Contract
 
 _RESOURCES_AND_ARGUMENTS = frozenset({"resources", "arguments"})
-_WILD = frozenset("*?[")
 
 
 class BlockedPath(Failure):
@@ -144,10 +143,7 @@ def check_in_advance(
     if (bound or by_class) and versions != contract.version:
         # Nothing is known about the resources of other versions.
         raise Failure("E3206", f"the token bounds what a tool may be, so name one version: {contract.version}")
-    if bound and any(
-        is_range(one) or is_set(one) or is_text(one) or (isinstance(one, str) and _WILD.intersection(one))
-        for one in patterns.values()
-    ):
+    if bound and not all(map(is_value, patterns.values())):
         raise Failure("E3206", "the token is bound to resources, so every argument must be written in full")
     if bound:
         check_resources(capability, contract, resources_of(contract, patterns))

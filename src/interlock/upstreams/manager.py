@@ -36,7 +36,7 @@ from interlock.upstreams.connections import Connections, Make
 from interlock.upstreams.decisions import TryOut, judge, refused
 from interlock.upstreams.discovery import LOOK_LIMIT_S, Lend, discover, with_secrets
 from interlock.upstreams.manifests import to_manifest
-from interlock.upstreams.overlay import parse_overlay, stored_overlay
+from interlock.upstreams.overlay import parse_overlay, stored_overlay, with_hints
 from interlock.upstreams.repository import Offered, Page, Report, Upstream
 from interlock.upstreams.settlement import Settlement, get
 
@@ -142,8 +142,14 @@ class Upstreams:
         self.connections.hold(self.connections.known(name) or await self.get(name), connector)
         return report
 
-    async def refresh(self, name: str, *, by: Caller | None = None, overlay: Json | None = None) -> Report:
-        """Look again at the tools of an upstream. Changed ones are quarantined, new ones are offered for admission."""
+    async def refresh(
+        self, name: str, *, by: Caller | None = None, overlay: Json | None = None, accept_hints: bool = False
+    ) -> Report:
+        """Look again at the tools of an upstream. Changed ones are quarantined, new ones are offered for admission.
+
+        With `accept_hints`, the overlay says from now on what the hints of these tools say. The tools count as changed
+        then, like after any change of the overlay, until a person accepts them.
+        """
         if by is not None:
             _may(by)
         known = await self.get(name)
@@ -155,6 +161,8 @@ class Upstreams:
             await self.connections.mark(known, "unavailable", failure.message)
             raise
         acting = "refresh" if by is None else by.acting
+        if accept_hints:
+            overlay = with_hints(known.overlay if overlay is None else overlay, discovered.tools)
         report = await self._settlement.take_in(known, discovered, by=acting, overlay=overlay)
         remarks = await self._settlement.prove(name)
         tools = tuple(replace(one, reason=remarks.get(one.address, one.reason)) for one in report.tools)

@@ -227,6 +227,25 @@ def classify(definition: Definition, overlay: Overlay, *, accept_hints: bool) ->
     return judge(definition.hints, stated, overlay.defaults.mutation_class, accept_hints=accept_hints)
 
 
+def hinted(overlay: Json, definitions: Iterable[Definition]) -> list[str]:
+    """The names of tools that are read-only by their hints alone: nobody has stated it, nor anything else."""
+    parsed = parse_overlay(overlay)
+    return [
+        one.name
+        for one in definitions
+        if classify(one, parsed, accept_hints=True).mutation_class == "read_only"
+        and classify(one, parsed, accept_hints=False).mutation_class != "read_only"
+    ]
+
+
+def with_hints(overlay: Json, definitions: Iterable[Definition]) -> Json:
+    """An overlay that states of these tools what their hints say of them; what it states already stays."""
+    tools: Json = dict(overlay.get("tools") or {})
+    for name in hinted(overlay, definitions):
+        tools[name] = {**(tools.get(name) or {}), "mutation_class": "read_only"}
+    return {**overlay, "tools": tools}
+
+
 def stored_overlay(overlay: Json | None) -> Json:
     """Check an overlay and return its stored form."""
     return parse_overlay(overlay).model_dump(mode="json", exclude_unset=True)

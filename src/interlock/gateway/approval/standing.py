@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.approvals import standing
 from interlock.approvals.standing import Standing
 from interlock.authority.approval_gate import APPROVAL_TIER
+from interlock.contract.argument_bounds import bound_faults, is_open, values_in
 from interlock.core.clock import Clock, new_id
 from interlock.core.errors import Failure
 from interlock.gateway import token_checks
@@ -57,15 +58,16 @@ class StandingApprovals:
                 f"{contract.ref} runs in sandbox tier {contract.manifest.tier}, with full access, so a person must"
                 " agree to each of its calls; decide on their tickets one by one",
             )
-        for fault in standing.bound_faults(arguments, contract.input.part):
+        for fault in bound_faults(arguments, contract.input.document):
             raise Failure("E3004", fault)
-        for name in self._view.private_arguments(contract, arguments):
+        quoted = [{name: value} for name, pattern in arguments.items() for value in values_in(pattern)]
+        for name in self._view.private_arguments(contract, *quoted):
             # INVARIANT: the patterns of standing approvals are stored readably, so they contain no private value.
-            if not standing.is_open(arguments[name]):
+            if not is_open(arguments[name]):
                 raise Failure(
                     "E3004",
                     f"`{name}` is private, and the patterns of standing approvals are kept readable",
-                    resolution=f"leave `{name}` open with *, or decide on each call's ticket",
+                    resolution=f"leave `{name}` open, with --any-value {name}, or decide on each call's ticket",
                 )
         now_ms = self._clock.now_ms()
         approval = Standing(

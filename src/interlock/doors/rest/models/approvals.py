@@ -54,7 +54,9 @@ class GrantBody(Body):
     caller: Name = Field(description="a name, a DID, or group:NAME for all members of a group, which share the uses")
     arguments: Json = Field(
         description="a pattern for every argument; an argument that is not named is not covered. A text, in which * and"
-        ' ? match; the bounds of a number, {"minimum": 1, "maximum": 100}; or a value as it must be'
+        ' ? match; the bounds of a number, {"minimum": 1, "maximum": 100}; a set of values, {"enum": ["cash", "giro"]};'
+        ' a bound for each item of a list, {"items": "/srv/*"}; any text, {"type": "string"}; any value,'
+        ' {"x-any": true}; or a value as it must be'
     )
     uses: int = Field(ge=1, le=10_000)
     expires_in_s: int = Field(ge=1, le=90 * 86_400)

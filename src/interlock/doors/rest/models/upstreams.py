@@ -56,6 +56,7 @@ class AddUpstreamBody(Body):
 
 class RefreshBody(Body):
     overlay: Json | None = None
+    accept_hints: bool = Field(False, description="trust what the upstream says about the tools that it offers now")
 
 
 class AcceptBody(Body):

@@ -53,7 +53,10 @@ async def remove_upstream(name: Id, ask: Ask) -> Response:
 @router.post("/upstreams/{name}/refresh", **says(models.Report))
 async def refresh_upstream(name: Id, body: models.RefreshBody, ask: Ask) -> Response:
     """Discover the tools of an upstream again. Changed ones wait until a person accepts them. Needs `tools:admin`."""
-    return json(await ask.service.upstreams.refresh(name, by=ask.caller, overlay=body.overlay))
+    report = await ask.service.upstreams.refresh(
+        name, by=ask.caller, overlay=body.overlay, accept_hints=body.accept_hints
+    )
+    return json(report)
 
 
 @router.post("/upstreams/{name}/accept", **says(models.Report))

@@ -32,6 +32,7 @@ from interlock.store.port import Reader
 from interlock.store.postgres.layout import CONNECTIONS
 from interlock.store.readers import THREADS
 from tests import sample
+from tests.support import unfinished
 from tests.support.calls import until
 from tests.support.cli import Cli
 from tests.support.postgres import Server
@@ -229,6 +230,7 @@ async def test_a_backup_of_a_running_store_is_drilled_and_restored_to_an_empty_d
     begun, done = asyncio.Event(), asyncio.Event()
     async with Interlock.open(home.path, housekeeping=False) as app:
         app.catalog.attach(sample.increment)
+        left = await unfinished.begin(app)
 
         async def work() -> None:
             number = 0
@@ -258,6 +260,7 @@ async def test_a_backup_of_a_running_store_is_drilled_and_restored_to_an_empty_d
     assert not (tmp_path / "restored" / "interlock.db").exists()
     assert contents(target) == contents(Home(backup))
     async with Interlock.open(tmp_path / "restored", housekeeping=False) as app:
+        await unfinished.finish(app, left)
         app.catalog.attach(sample.increment)
         assert (await app.call("demo.increment", name="a", key="a")).replayed
         assert (await app.call("demo.increment", name="a", key="later")).ok

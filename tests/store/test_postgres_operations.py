@@ -198,7 +198,7 @@ MEMORY = "RAISE EXCEPTION 'out of memory' USING ERRCODE = 'out_of_memory'"
 
 @pytest.mark.part_of(
     "OPS-07",
-    rest="directories outside `BEHAVIOUR` of tests/tiers.py, such as `upstreams`, on PostgreSQL in every thorough run",
+    rest="`clients`, `golden` and `integrations` on PostgreSQL, where six of their tests cannot run yet",
 )
 async def test_a_server_without_memory_is_told_and_everything_goes_on_afterwards(tmp_path: Path, address: str) -> None:
     sample.reset()

@@ -426,7 +426,7 @@ async def test_long_reads_share_a_few_connections_that_the_server_may_end(home: 
 
 @pytest.mark.part_of(
     "OPS-07",
-    rest="`clients`, `golden` and `integrations` on PostgreSQL, where six of their tests cannot run yet",
+    rest="`clients`, `golden` and `integrations` on PostgreSQL, where six of their tests fail",
 )
 async def test_callers_who_find_no_connection_free_are_served_or_told_to_wait(
     postgres_server: Server, tmp_path: Path

@@ -198,7 +198,7 @@ MEMORY = "RAISE EXCEPTION 'out of memory' USING ERRCODE = 'out_of_memory'"
 
 @pytest.mark.part_of(
     "OPS-07",
-    rest="`clients`, `golden` and `integrations` on PostgreSQL, where six of their tests cannot run yet",
+    rest="`clients`, `golden` and `integrations` on PostgreSQL, where six of their tests fail",
 )
 async def test_a_server_without_memory_is_told_and_everything_goes_on_afterwards(tmp_path: Path, address: str) -> None:
     sample.reset()

@@ -195,9 +195,11 @@ variable, a list of texts is written with commas (`iban,passport_no`), a list of
 variable replaces the whole value of the file.
 
 A name that is not listed here is refused with its line, as is a value of another type: a misspelt safety setting must
-not be ignored. A value that holds a credential itself, such as an address with a password, is refused too: name a file
-or a stored credential instead. A process reads its settings when it starts. `interlock config show` prints those in
-effect and where each comes from, with credentials masked; `interlock config check` finds faults before a start.
+not be ignored. A variable with another name may be another program's, so it stops nothing: a server logs a warning if
+the name is nearly that of a setting. A value that holds a credential itself, such as an address with a password, is
+refused too: name a file or a stored credential instead. A process reads its settings when it starts. `interlock config
+show` prints those in effect and where each comes from, with credentials masked; `interlock config check` finds faults
+before a start.
 
 {_table(("setting", "type", "default", "what it does"), rows)}
 ```toml

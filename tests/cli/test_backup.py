@@ -16,14 +16,18 @@ from pathlib import Path
 import pytest
 
 from interlock import Caller, Interlock
+from interlock.api import background
 from interlock.api.health import Health
 from interlock.api.registration import Registration
+from interlock.audit import backups
 from interlock.audit.backups import remove_expired
 from interlock.store.home import MARK
 from interlock.store.homes import home_at
+from interlock.store.port import Transaction
 from interlock.store.schema_version import SCHEMA_HEAD
+from interlock.testing import FakeClock
 from tests.needs import need
-from tests.support import stores
+from tests.support import stores, unfinished
 from tests.support.cli import INTERLOCK, Cli, elsewhere, post
 from tests.support.older import OLDER, schema, set_back
 from tests.support.programs import TEXT, manifest
@@ -148,6 +152,19 @@ async def test_a_restore_says_which_calls_a_server_will_make_by_itself(
     async with Interlock.open(cli.path / "restored", housekeeping=False) as app:
         assert [result.ok for result in await app.approved_calls.resume_all()] == [True]
     assert elsewhere(cli, "second").ask("restore", "later")["calls_approved"] == 0
+
+
+@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")
+async def test_a_call_that_waits_for_a_person_and_an_open_breaker_are_as_they_were_after_a_restore(cli: Cli) -> None:
+    async with Interlock.open(cli.home, housekeeping=False) as app:
+        left = await unfinished.begin(app)
+        assert (await asyncio.to_thread(cli, "backup", "copy")).code == 0
+    restored = elsewhere(cli)
+    assert restored("restore", "copy").code == 0
+    assert [one["id"] for one in restored.ask("approvals", "list")["tickets"]] == [left.ticket.id]
+    assert "the breaker of bank is open" in " ".join(restored("doctor").out.split())
+    async with Interlock.open(cli.path / "restored", housekeeping=False) as app:
+        await unfinished.finish(app, left)
 
 
 def test_nothing_is_written_over(cli: Cli) -> None:
@@ -289,6 +306,43 @@ async def test_a_server_makes_a_backup_by_itself_once_for_all_processes_and_the_
     assert everything(cli.path / "scheduled") == before
     assert "restored and compared" in cli("restore", "--drill").out
     assert "newest 0.0 hours old" in cli("doctor").out
+
+
+@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")
+async def test_a_server_whose_settings_say_nothing_of_it_makes_a_backup_every_day(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, due = 0, backups.due
+
+    def looked(transaction: Transaction, every_ms: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return due(transaction, every_ms)
+
+    monkeypatch.setattr(backups, "due", looked)
+    monkeypatch.setattr(background, "BACKUP_EVERY_S", 0.01)
+    time, folder = FakeClock(round(datetime.now(UTC).timestamp() * 1000)), cli.path / "scheduled"
+
+    def finished() -> int:
+        return len(backups.made_in(folder)) - len([*folder.glob("*/.incomplete")])
+
+    async def passes(**some: float) -> None:
+        """Time passes, and the server looks whether a backup is due."""
+        time.advance(timedelta(**some).total_seconds())
+        if not cli.store.near:  # the time of the store is that of the database
+            stores.set_time(cli.store, time.now_ms)
+        before = looks
+        await seen(lambda: looks > before + 4)
+
+    async with Interlock.open(cli.home, backup_to=folder, resume_approved=True, clock=time.clock) as app:
+        assert (app.settings.backup_every_h, app.settings.backup_days) == (24, 30)
+        await seen(lambda: finished() == 1)
+        await passes(hours=23, minutes=58)
+        assert finished() == 1
+        await passes(minutes=2)
+        await seen(lambda: finished() == 2)
+        first, second = (one.made for one in backups.made_in(folder))
+        assert timedelta(days=1) <= second - first < timedelta(days=1, minutes=1)
 
 
 @pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")

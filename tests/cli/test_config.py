@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import httpx
 import pytest
 from pydantic import BaseModel
 
@@ -15,7 +16,7 @@ from interlock.core.variables import variable
 from interlock.default_settings import Defaults, defaults_if_unstated
 from interlock.privacy.configured import masked
 from interlock.settings import Settings, effective_settings, load_settings
-from tests.support.cli import Cli
+from tests.support.cli import PATIENCE_S, Cli, running
 
 OPEN = "numbers of parts that are not built"
 
@@ -250,6 +251,21 @@ def test_a_new_data_directory_shows_the_defaults_as_an_empty_settings_file_does(
     (fresh.home / "settings.toml").touch()
     assert new.json == fresh.ask("config", "show")
     assert '"timeout_seconds"' in page.out
+
+
+# Kubernetes sets the second one where a service is called interlock, and an operator of tools the third.
+OTHERS = {"INTERLOCK_PAYLOAD_DAY": "3", "INTERLOCK_PORT": "tcp://10.0.0.1:8080", "INTERLOCK_DEMO_COLOUR": "red"}
+
+
+@pytest.mark.part_of("OPS-06", rest=OPEN)
+def test_a_variable_that_sets_nothing_stops_no_server_and_is_told_where_it_is_nearly_a_setting(fresh: Cli) -> None:
+    with running(Cli(fresh.path, OTHERS), "--no-grpc", "--json") as server:
+        ready = server.json["rest"].removesuffix("/v1") + "/ready"
+        assert httpx.get(ready, timeout=PATIENCE_S).status_code == 200
+        code, said = server.end()
+    told = [line for line in said.splitlines() if "sets nothing" in line]
+    assert (code, len(told)) == (0, 1), said
+    assert "the variable INTERLOCK_PAYLOAD_DAY sets nothing; did you mean INTERLOCK_PAYLOAD_DAYS?" in told[0]
 
 
 def test_every_file_is_checked_at_once_and_nothing_is_started(fresh: Cli) -> None:

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from interlock import Interlock
 from interlock.gateway.authorize import Authorizer
@@ -26,9 +26,12 @@ from interlock.gateway.finish import Finisher
 from interlock.gateway.request import Requests
 from interlock.gateway.validate import Validator
 from interlock.gateway.verify import ResultVerifier
+from interlock.store.homes import home_at
 from interlock.store.transaction import Transaction
 from interlock.store.writer import Writer
 from tests.crash.counter import crash_here, mark
+from tests.support import stores
+from tests.support.postgres import LOADED
 
 PHASES: dict[str, tuple[type, str]] = {
     "request": (Requests, "read"),
@@ -116,8 +119,15 @@ async def run_calls(home: str, names: list[str], say: Callable[[str], None], tog
                 await one(name)
 
 
-def in_child(home: str, names: list[str], *, crash_at: str, die_after_s: float, together: bool) -> dict[str, str]:
-    """Fork, run, die; what was acknowledged before that."""
+class Turn(NamedTuple):
+    """What a child acknowledged, and whether it was killed after that or ended by itself."""
+
+    acknowledged: dict[str, str]
+    killed: bool
+
+
+def in_child(home: str, names: list[str], *, crash_at: str, die_after_s: float, together: bool) -> Turn:
+    """Fork, run, die."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -148,8 +158,14 @@ def in_child(home: str, names: list[str], *, crash_at: str, die_after_s: float, 
         if die_after_s and until is None and said.count(b"\n") > (0 if together else 1):
             until, die_after_s = time.monotonic() + die_after_s, 0
     os.close(reader)
-    os.waitpid(pid, 0)
-    return dict(line.split(" ", 1) for line in said.decode().splitlines() if line != READY)
+    _, status = os.waitpid(pid, 0)
+    stores.bury(home_at(home))  # or the next one would wait for its locks until its lease has run out
+    acknowledged = dict(line.split(" ", 1) for line in said.decode().splitlines() if line != READY)
+    return Turn(acknowledged, os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
+
+
+def tell(point: str, names: list[str], turn: Turn) -> None:
+    print(json.dumps({"point": point, "names": names, **turn._asdict()}), flush=True)
 
 
 def timed(home: str, calls: int, together: bool) -> float:
@@ -158,14 +174,16 @@ def timed(home: str, calls: int, together: bool) -> float:
     for count in (0, calls):
         names = [f"whole-{together}-{number}" for number in range(count)]
         began = time.monotonic()
-        acknowledged = in_child(home, names, crash_at="", die_after_s=0, together=together)
+        turn = in_child(home, names, crash_at="", die_after_s=0, together=together)
         taken_s.append(time.monotonic() - began)
-        print(json.dumps({"point": "none", "names": names, "acknowledged": acknowledged}), flush=True)
+        tell("none", names, turn)
     return max(taken_s[1] - taken_s[0], 0.02)
 
 
 def main() -> None:
-    importlib.import_module("cedarpy")  # once, here; the children inherit it
+    # Once, here; the children inherit it.
+    for name in ("cedarpy", *(LOADED if "INTERLOCK_STORE" in os.environ else ())):
+        importlib.import_module(name)
 
     mode, home, count, calls = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     instrument()
@@ -174,17 +192,15 @@ def main() -> None:
         for turn in range(count):
             for number, point in enumerate(POINTS):
                 name = f"p{turn}-{number}"
-                acknowledged = in_child(home, [name], crash_at=point, die_after_s=0, together=False)
-                print(json.dumps({"point": point, "names": [name], "acknowledged": acknowledged}), flush=True)
+                tell(point, [name], in_child(home, [name], crash_at=point, die_after_s=0, together=False))
     else:
         # Kills are spread over the time that the calls take here and now: one turn of each kind runs to its end first.
         whole_s = {together: timed(home, calls, together) for together in (True, False)}
-        for turn in range(count):
-            names = [f"r{turn}-{number}" for number in range(calls)]
-            together = turn % 2 == 0
+        for number in range(count):
+            names = [f"r{number}-{call}" for call in range(calls)]
+            together = number % 2 == 0
             die_after_s = chance.uniform(0.02, 1.0) * whole_s[together]
-            acknowledged = in_child(home, names, crash_at="", die_after_s=die_after_s, together=together)
-            print(json.dumps({"point": "random", "names": names, "acknowledged": acknowledged}), flush=True)
+            tell("random", names, in_child(home, names, crash_at="", die_after_s=die_after_s, together=together))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(1800 if THOROUGH else 600)
 
 @pytest.mark.part_of(
     "OPS-07",
-    rest="directories outside `BEHAVIOUR` of tests/tiers.py, such as `upstreams`, on PostgreSQL in every thorough run",
+    rest="`clients`, `golden` and `integrations` on PostgreSQL, where six of their tests fail",
 )
 async def test_faults_of_every_kind_lose_nothing_double_nothing_and_leave_nothing_unreported(tmp_path: Path) -> None:
     found = await chaos.run(tmp_path, calls=CALLS, kills=KILLS, seed=17, short=not THOROUGH)

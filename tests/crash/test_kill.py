@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.crash.counter import effects, mark, wait
 from tests.crash.driver import POINTS
 from tests.support import forked
 from tests.support.calls import FIELDS, prepare, records, until
+from tests.support.postgres import Server
 from tests.support.source import ROOT
 from tests.thorough import THOROUGH
 
@@ -91,14 +93,20 @@ async def judge(home: Path, lines: Path, turns: list[dict[str, Any]], monkeypatc
 @pytest.mark.proves("IDEM-08")
 @pytest.mark.proves("EFFECT-07")
 @pytest.mark.proves("AUDIT-04")
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
 async def test_a_kill_at_every_labelled_point_loses_and_doubles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, database: str
 ) -> None:
     home, lines = tmp_path / "home", tmp_path / "effects"
+    if database == "postgres":
+        server: Server = request.getfixturevalue("postgres_server")
+        monkeypatch.setenv("INTERLOCK_STORE", server.new_schema())
     await prepare(home, mark)
-    turns = drive("points", home, lines, 6)
+    assert home_at(home).near == (database == "sqlite")
+    times = 6 if THOROUGH or database == "sqlite" else 1
+    turns = drive("points", home, lines, times)
     assert len(POINTS) == 18
-    assert len(turns) == 108
+    assert Counter(turn["point"] for turn in turns if turn["killed"]) == dict.fromkeys(POINTS, times)
     await judge(home, lines, turns, monkeypatch)
 
 

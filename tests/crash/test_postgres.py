@@ -90,7 +90,7 @@ async def check(app: Interlock, found: dict[str, Result]) -> None:
 
 @pytest.mark.part_of(
     "OPS-07",
-    rest="directories outside `BEHAVIOUR` of tests/tiers.py, such as `upstreams`, on PostgreSQL in every thorough run",
+    rest="`clients`, `golden` and `integrations` on PostgreSQL, where six of their tests fail",
 )
 async def test_connections_that_are_cut_at_any_byte_lose_nothing_and_double_nothing(
     tmp_path: Path, postgres_server: Server, proxy: Proxy

@@ -309,14 +309,29 @@ async def test_a_hook_that_says_no_afterwards_undoes_nothing(tmp_path: Path, wat
         assert "compensate" not in [record["operation"] for record in records(app)]
 
 
+def quarantine_events(app: Interlock) -> list[str]:
+    events = [str(record["event"]) for record in records(app, kind="registry")]
+    return [event for event in events if "quarantine" in event]
+
+
 @pytest.mark.proves("EFFECT-04")
 async def test_only_a_person_who_says_why_lifts_a_quarantine(tmp_path: Path, watched: dict[str, Any]) -> None:
-    home = tmp_path / "home"
-    async with opened(home, **watched) as app, opened(home, **watched) as other:
+    home, time = tmp_path / "home", FakeClock()
+    given: dict[str, Any] = {**watched, "clock": time.clock, "purge_records": True}
+    async with opened(home, **given) as app, opened(home, **given) as other:
         await app.call("eff.honest", way="write")
         await other.gateway.quarantine.look()
         assert code(await other.call("eff.honest", way="not")) == "E3210"
-    async with opened(home, **watched) as app:
+        assert quarantine_events(app) == ["tool.quarantined"]
+        for days in (1, 400, 4000):
+            time.advance(days * 86_400)
+            await app.maintain()
+            for one in (app, other):
+                assert code(await one.call("eff.honest", way="not")) == "E3210", f"{days} days lift nothing"
+        assert quarantine_events(app) == [], "its record is past its term and was removed"
+    time.advance(10 * 366 * 86_400)
+    async with opened(home, **given) as app:
+        await app.maintain()
         assert code(await app.call("eff.honest", way="not")) == "E3210", "a restart lifts nothing"
         agent = Caller(id="local:x", agent="did:key:z", kind="agent", scopes=frozenset({"tools:admin"}))
         for by, reason in ((agent, "because"), (Caller(id="local:y"), "because"), (app.caller, " ")):
@@ -325,8 +340,7 @@ async def test_only_a_person_who_says_why_lifts_a_quarantine(tmp_path: Path, wat
         assert code(await app.call("eff.honest", way="not")) == "E3210"
         await app.lift_quarantine("eff.honest@1.0.0", reason="it was a test")
         assert (await app.call("eff.honest", way="not")).ok
-        events = [record["event"] for record in records(app, kind="registry") if "quarantine" in str(record["event"])]
-        assert events == ["tool.quarantined", "tool.quarantine_lifted"]
+        assert quarantine_events(app) == ["tool.quarantine_lifted"]
 
 
 @pytest.mark.proves("EFFECT-03")

@@ -32,6 +32,7 @@ from tests.authority.fake_vault import TOKEN, FakeVault
 from tests.sample import Text
 from tests.support.calls import code, lateness, publish
 from tests.support.cli import Cli
+from tests.support.postgres import Server
 from tests.support.stores import everything_in
 
 API_KEY, PASSWORD, LENT = "sk-secret123456", "supersecret", "Zq7-lent-canary-9431"
@@ -591,6 +592,49 @@ async def test_an_export_of_the_ledger_holds_no_credential(leaks: Leaks, home: P
     assert not any(canary in exported for canary in CANARIES)
     assert await leaks.found() == {}
     assert "[REDACTED]" in leaks.everything
+
+
+@DOORS
+async def test_no_file_of_a_database_server_holds_a_credential(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tables with their dead rows, the write-ahead log, and a log of every statement with what it was given."""
+    server = Server(("listen_addresses=", "fsync=off", "autovacuum=off", "log_statement=all"))
+    try:
+        async with opened(tmp_path / "home", store=server.address) as app:
+            leaks = Leaks(app, caplog)
+            await app.secrets.set(NAME, LENT, by="local:test")
+            for number, (way, lent) in enumerate(itertools.product(SPILLS, (True, False))):
+                given = {"way": way, "lent": lent, "key": f"k{number}", "session": f"s{number}", **ARGUMENTS}
+                result = await leaks.call("spill.spill", **given)
+                if result.ok:
+                    leaks.tell(await app.undo(result.invocation_id, key=f"undo{number}"))
+            pending = await leaks.call("spill.asked", key="asked", **ARGUMENTS)
+            await app.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER, comment="agreed")
+            assert (await leaks.call("spill.asked", key="asked", **ARGUMENTS)).ok
+            for name, given in (("wrong", {"password": PASSWORD}), ("strict", {"api_key": API_KEY})):
+                assert not (await leaks.call(f"spill.{name}", **given)).ok
+            await leaks.call("spill.outer", key="outer")
+            assert await leaks.found() == {}
+        files = await asyncio.to_thread(server.files)
+    finally:
+        server.remove()
+    parts = {part: b"\n".join(text for name, text in files.items() if name.startswith(part)) for part in SERVER_PARTS}
+    for part, text in parts.items():
+        assert any(form in text for form in forms("spill.spill")), f"{part} is where the server writes"
+    found = [
+        (name, one) for one in CANARIES for name, text in files.items() if any(form in text for form in forms(one))
+    ]
+    assert found == []
+    assert any(b"[REDACTED]" in text for text in files.values())
+
+
+SERVER_PARTS = "data/base/", "data/pg_wal/", "log"
+
+
+def forms(text: str) -> tuple[bytes, ...]:
+    """A text as it stands in tables and statements, and as the log shows bytes."""
+    return text.encode(), text.encode().hex().encode(), base64.b64encode(text.encode()).rstrip(b"=")
 
 
 # Lending

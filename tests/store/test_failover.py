@@ -9,18 +9,23 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from interlock import Interlock
+from interlock.api import health
 from interlock.api.doctor import examine
 from interlock.api.health import Health
+from interlock.api.service import Service
 from interlock.audit.chain import verify
 from interlock.core.errors import Failure
+from interlock.doors.server import serving
 from interlock.store.homes import home_at
 from tests import sample
 from tests.support.calls import code, until
 from tests.support.postgres import Server
 from tests.support.proxy import Proxy
+from tests.support.servers import LOOPBACK
 
 SOCKET = ".s.PGSQL.5432"
 PRIMARY = ("listen_addresses=", "fsync=off", "autovacuum=off", "jit=off", "max_connections=100")
@@ -143,6 +148,48 @@ async def test_a_store_that_went_back_and_was_written_on_by_others_is_refused_as
         async with opened(tmp_path / "home", pair.address):
             pass
     assert refused.value.code == "E3804"
+
+
+@pytest.mark.proves("OPS-10")
+async def test_readiness_follows_a_server_that_is_stopped_and_started(
+    tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "READY_WITHIN_S", 2.0)
+    sample.reset()
+    async with (
+        opened(tmp_path / "home", pair.first.address) as app,
+        serving(Service(app), LOOPBACK) as server,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as web,
+    ):
+
+        async def ready() -> tuple[int, str, set[str]]:
+            """The status, twice, and the parts that are not healthy."""
+            answer = await web.get("/ready")
+            told = answer.json()
+            return (
+                answer.status_code,
+                told["status"],
+                {one for one, is_ in told["dependencies"].items() if is_ != "healthy"},
+            )
+
+        async def down() -> bool:
+            # The keys of the signer are checked against what the store says of them.
+            return await ready() == (503, "down", {"store", "signer"})
+
+        async def healthy() -> bool:
+            return await ready() == (200, "healthy", set())
+
+        assert await healthy()
+        await asyncio.to_thread(pair.first.stop, "fast")
+        await until(down)
+        assert (await web.get("/health")).json()["status"] == "healthy"
+        refused = await app.call("demo.increment", name="a", key="meanwhile")
+        assert code(refused) in ("E3801", "E3803")
+
+        await asyncio.to_thread(pair.first.start)
+        await until(healthy)
+        assert (await app.call("demo.increment", name="a", key="afterwards")).ok
+    assert sample.world.counters == {"a": 1}
 
 
 async def test_doctor_warns_about_a_server_that_may_lose_or_damage_what_was_committed(

@@ -107,10 +107,7 @@ def _tables_at(path: Path, revision: str) -> dict[str, dict[str, tuple[str, bool
         }
 
 
-@pytest.mark.part_of(
-    "OPS-08",
-    rest="a release that was tagged, of which there is none; one step back below 0012",
-)
+@pytest.mark.proves("OPS-08")
 async def test_up_down_and_up_again_gives_the_same_schema_and_keeps_the_rows(home: Home) -> None:
     await lived(home)
     made, kept = shape(home), rows(home)

@@ -610,7 +610,7 @@ async def test_long_reads_share_a_few_connections_that_the_server_may_end(home: 
 
 @pytest.mark.part_of(
     "OPS-07",
-    rest="directories outside `BEHAVIOUR` of tests/tiers.py, such as `upstreams`, on PostgreSQL in every thorough run",
+    rest="`clients`, `golden` and `integrations` on PostgreSQL, where six of their tests fail",
 )
 async def test_callers_who_find_no_connection_free_are_served_or_told_to_wait(
     postgres_server: Server, tmp_path: Path

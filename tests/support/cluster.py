@@ -56,7 +56,7 @@ def fail_sometimes() -> None:
         raise RuntimeError("a bad release")
 
 
-# The time limit holds on a busy machine too.
+# The time limits hold on a busy machine too. A write with such a limit has to offer checkpoints.
 @tool(version="1.0.0", mutation_class="read_only", namespace="cluster", timeout_s=60)
 async def look(name: Name) -> str:
     """Look at something."""
@@ -66,7 +66,7 @@ async def look(name: Name) -> str:
 
 @tool(
     version="1.0.0", mutation_class="write_reversible", namespace="cluster",
-    effects=[Effect("entry:{{name}}", "CREATE")],
+    effects=[Effect("entry:{{name}}", "CREATE")], timeout_s=60, checkpoints=["phase_complete"],
 )
 async def post(name: Name) -> str:
     """Make an entry, in a file that all servers share."""

@@ -128,6 +128,14 @@ class Server:
 
         return psycopg.connect(self.address, autocommit=True)
 
+    def files(self) -> dict[str, bytes]:
+        """Every file of the server by its name, with its log, once everything is written to them. Ends the server."""
+        with self.connect() as connection:
+            connection.execute(b"CHECKPOINT")
+        self.stop()  # nothing more is written
+        files = (path for path in sorted(self.place.rglob("*")) if path.is_file())
+        return {str(path.relative_to(self.place)): path.read_bytes() for path in files}
+
     def new_schema(self) -> str:
         """The address of a schema that nobody else uses."""
         name = f"t{secrets.token_hex(6)}"

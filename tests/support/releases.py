@@ -39,11 +39,19 @@ class Release(NamedTuple):
     schema: str
 
 
+def first(place: Path) -> Release:
+    """The first release, unpacked to a directory."""
+    return _release(*next(iter(RELEASES.items())), place)
+
+
 def newest(place: Path) -> Release:
-    """The newest release, unpacked to a directory."""
-    name, commit = [*RELEASES.items()][-1]
+    """The newest release, unpacked to a directory, or the commit that was chosen in its place."""
     if chosen := os.environ.get(CHOSEN):
-        name = commit = chosen
+        return _release(chosen, chosen, place)
+    return _release(*[*RELEASES.items()][-1], place)
+
+
+def _release(name: str, commit: str, place: Path) -> Release:
     source = unpack(commit, place)
     found = re.search(
         r'^SCHEMA_HEAD = "(\d+)"', (source / "interlock/store/schema_version.py").read_text(), re.MULTILINE

@@ -10,6 +10,7 @@ A program that uses Interlock as a library keeps its environment: it is not ours
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Collection
@@ -20,6 +21,8 @@ from interlock.core.expressions import expression
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.settings import Settings
+
+_log = logging.getLogger("interlock.settings")
 
 _NAMES = expression(
     r"(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD_?FILE|API_?KEY|ACCESS_?KEY(?:_ID)?|PRIVATE_?KEY|SECRET_?KEY|_KEY"
@@ -38,12 +41,16 @@ _PASSWORD = expression(r"://[^/\s:@]*:[^/\s@]+@")
 
 def prepare_server(app: Interlock) -> None:
     """Clear the environment of credentials, and write logs as the settings say. Nothing was logged before."""
+    from interlock.api.config_check import mistyped_variables
     from interlock.privacy.redact import safe_log
     from interlock.telemetry.logs import configure
 
     settings = app.settings
+    mistyped = mistyped_variables()
     clear_credentials(settings)
     configure(settings.log_format, settings.log_level, redact=lambda text: safe_log(app.redactor, text))
+    for name, meant in mistyped:
+        _log.warning("the variable %s sets nothing; did you mean %s?", name, meant)
 
 
 def clear_credentials(settings: Settings) -> list[str]:

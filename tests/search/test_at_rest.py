@@ -26,7 +26,6 @@ Json = dict[str, Any]
 SCOPED = some_tool("send_fax", "Send a fax message to a recipient.", scopes=("fax:send",))
 WRITE = some_tool("bill_customer", "Bill a customer for goods.", mutation_class="write_irreversible")
 LATER = some_tool("translate", "Translate a text or a speech into another language.", version="1.1.0")
-MANY = [some_tool(f"send_{number}", f"Send message number {number} to recipients.") for number in range(600)]
 REQUESTS = (
     "send message to user",
     "bill the client",
@@ -151,7 +150,8 @@ async def test_catalogs_in_every_state_are_searched_alike(home: Path, change: Ca
 
 async def test_a_large_catalog_is_searched_alike(tmp_path: Path):
     home = tmp_path / "many"
-    await _make(home, *MANY)
+    many = [some_tool(f"send_{number}", f"Send message number {number} to recipients.") for number in range(600)]
+    await _make(home, *many)
     found = await _compare(home, ("send message number 17", "office.send_599"))
     assert found[0]["tools"][0]["tool"] == "office.send_17"
     assert len(found[0]["tools"]) == 5

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -64,6 +65,27 @@ async def history(home: Path, clock: FakeClock, revision: str) -> None:
             assert (await app.call("old.keep", name=name, key=name, session="s")).ok
 
 
+Histories = Callable[[Path, FakeClock, str], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def histories(tmp_path_factory: pytest.TempPathFactory) -> Histories:
+    """Make a home with the history of a revision, as a copy of one where revisions share it."""
+    made: dict[tuple[bool, bool], tuple[Path, FakeClock]] = {}
+
+    async def copy(home: Path, clock: FakeClock, revision: str) -> None:
+        kind = revision >= "0002", revision >= "0006"
+        if kind not in made:
+            original, lived = tmp_path_factory.mktemp("lived") / "home", FakeClock()
+            await history(original, lived, revision)
+            made[kind] = original, lived
+        original, lived = made[kind]
+        shutil.copytree(original, home)
+        vars(clock).update(vars(lived))
+
+    return copy
+
+
 def aged(home: Home, revision: str) -> None:
     """Move the rows of a home into a database of an earlier schema. Tables and columns that it lacks are left out."""
     new = home.database.with_name("new.db")
@@ -91,9 +113,11 @@ def aged(home: Home, revision: str) -> None:
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-async def test_a_populated_home_of_an_earlier_schema_goes_on_as_it_was(tmp_path: Path, revision: str) -> None:
+async def test_a_populated_home_of_an_earlier_schema_goes_on_as_it_was(
+    tmp_path: Path, histories: Histories, revision: str
+) -> None:
     clock, home = FakeClock(), Home(tmp_path / "home")
-    await history(home.path, clock, revision)
+    await histories(home.path, clock, revision)
     if revision < REVISIONS[-1]:
         aged(home, revision)
     with closing(sqlite3.connect(home.database)) as db:

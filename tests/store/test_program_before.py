@@ -16,7 +16,7 @@ from interlock.audit.chain import verify
 from interlock.store import migration_list, schema_status
 from interlock.store.homes import home_at
 from interlock.store.schema_version import SCHEMA_HEAD
-from tests.support import releases
+from tests.support import forked, releases
 from tests.support.postgres import Server
 
 HERE = str(Path(interlock.__file__).parents[1])
@@ -68,9 +68,11 @@ class Running:
 
 @contextmanager
 def running(source: str, home: Path, store: str, first: str = "") -> Generator[Running]:
+    # This program is loaded already. The other one needs an interpreter that has loaded nothing.
+    here = source == HERE
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(home), store, first],
-        env={**os.environ, "PYTHONPATH": source},
+        [*(forked.python() if here else (sys.executable,)), "-c", PROGRAM, str(home), store, first],
+        env={**os.environ} if here else {**os.environ, "PYTHONPATH": source},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

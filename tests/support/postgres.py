@@ -96,6 +96,10 @@ class Server:
     def address(self) -> str:
         return f"postgresql://postgres@/postgres?host={self.place}"
 
+    def at(self, database: str) -> str:
+        """The address of another database of the server."""
+        return self.address.replace("/postgres?", f"/{database}?")
+
     def give(self, place: Path) -> None:
         """Make the user of the server the owner of a directory."""
         if self._user:

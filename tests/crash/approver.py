@@ -86,7 +86,7 @@ def instrument() -> None:
     def label(kind: str, body: bytes) -> str:
         return json.loads(body)["act"] if kind == "approval" else kind
 
-    def watched(self: Writer, batch: list[Any]) -> None:
+    def watched(self: Writer, batch: list[Any]) -> Any:
         seen: list[str] = []
 
         def noted(self: Transaction, kind: str, call: str, body: bytes) -> None:
@@ -96,11 +96,12 @@ def instrument() -> None:
 
         Transaction.append = noted
         try:
-            apply(self, batch)
+            done = apply(self, batch)
         finally:
             Transaction.append = append
         for one in seen:
             crash_here(f"{one}: after commit")
+        return done
 
     async def looked_at(self: Execution, granted: Any, *, entered: bool = False) -> Any:
         crash_here("before execute")

@@ -59,7 +59,7 @@ def instrument() -> None:
         setattr(owner, name, _around(phase, getattr(owner, name)))
     apply = Writer._apply  # pyright: ignore[reportPrivateUsage]
 
-    def watched(self: Writer, batch: list[Any]) -> None:
+    def watched(self: Writer, batch: list[Any]) -> Any:
         kinds: set[str] = set()
         append = Transaction.append
 
@@ -71,13 +71,14 @@ def instrument() -> None:
 
         Transaction.append = noted
         try:
-            apply(self, batch)
+            done = apply(self, batch)
         finally:
             Transaction.append = append
         if "intent" in kinds:
             crash_here("intent: after commit")
         if "closed" in kinds:
             crash_here("closing: after commit")
+        return done
 
     Writer._apply = watched  # pyright: ignore[reportPrivateUsage]
 

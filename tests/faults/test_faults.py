@@ -60,10 +60,10 @@ async def test_an_effect_whose_record_could_not_be_written_is_recorded_at_the_ne
     apply = Writer._apply  # pyright: ignore[reportPrivateUsage]
     failing = True
 
-    def limited(self: Writer, batch: list[Any]) -> None:
+    def limited(self: Writer, batch: list[Any]) -> Any:
         if failing and any("SuccessWriter" in getattr(one.work, "__qualname__", "") for one in batch):
             raise sqlite3.OperationalError("database or disk is full")
-        apply(self, batch)
+        return apply(self, batch)
 
     monkeypatch.setattr(Writer, "_apply", limited)
     result = await app.call("demo.increment", name="a", key="k")

@@ -354,6 +354,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no more calls after this time")
     parser.add_argument("--save", action="store_true", help="write the table to docs/explanation/test-tiers.md")
     arguments = parser.parse_args()
+    surroundings.settle()
     seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
     place = Path(tempfile.mkdtemp(prefix="interlock-chaos-", dir=surroundings.memory() or None))
     commit = _sources()

@@ -21,7 +21,6 @@ from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.signing import Signer
 
 if TYPE_CHECKING:
-    from interlock.api.history import History
     from interlock.api.parts import Parts
 
 PAGE = 100
@@ -96,15 +95,6 @@ class Audit:
         from interlock.audit.exported import export_lines
 
         return self._parts.readers.slices(partial(export_lines, self._parts.home, upto))
-
-    async def explain(self, call_id: str, *, by: Caller, door: str) -> History:
-        """All that is on record of a call, with what its reviewers saw. That it was read is itself recorded."""
-        from interlock.api.history import find
-
-        require(by, "audit:read", "reading the audit journal")
-        history = await find(self._parts.journal, call_id, by, lambda ticket: ticket.opened(self._parts.box))
-        await self.note("explain", {"subject": history.call}, by=by, door=door)
-        return history
 
     async def begin_export(self, *, by: Caller, door: str) -> int:
         """Put on record that the whole journal is handed out, and sign that record: an export ends with a signed head.

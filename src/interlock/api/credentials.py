@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _SCOPE = "secrets:admin"
 
 
-class Credentials:
+class CredentialOperations:
     """The credentials of a data directory, for callers with `secrets:admin`. No operation returns a value."""
 
     def __init__(self, parts: Parts) -> None:

@@ -17,6 +17,7 @@ from interlock.core.record import dataclass
 from interlock.store import ledger
 
 if TYPE_CHECKING:
+    from interlock.api.parts import Parts
     from interlock.approvals.ticket import Ticket
     from interlock.call.context import Caller
     from interlock.data.schema import Json
@@ -110,6 +111,17 @@ async def find(
     """
     tenant = None if by is None or by.tenant == "local" else by.tenant
     return await journal.read(lambda reader: find_in(reader, name, tenant, opened))
+
+
+async def story(parts: Parts, call_id: str, *, by: Caller, door: str) -> History:
+    """All that is on record of a call, with what its reviewers saw. That it was read is itself recorded."""
+    from interlock.api.audit import Audit
+    from interlock.api.rights import require
+
+    require(by, "audit:read", "reading the audit journal")
+    history = await find(parts.journal, call_id, by, lambda ticket: ticket.opened(parts.box))
+    await Audit(parts).note("explain", {"subject": history.call}, by=by, door=door)
+    return history
 
 
 def find_in(

@@ -372,9 +372,9 @@ async def explain(app: Interlock, out: Output, /, call_id: str) -> int:
     \b
     interlock audit explain 01JCXK2M4Q8Z
     """
-    from interlock.api.audit import Audit
+    from interlock.api.history import story
 
-    history = await Audit(app).explain(call_id, by=app.caller, door="cli")
+    history = await story(app, call_id, by=app.caller, door="cli")
     return _answer_story(out, await Local.of(app), history)
 
 

@@ -63,7 +63,7 @@ def read_eaches(
     return {**ranges, **patterns}
 
 
-class Bounds(NamedTuple):
+class TypedBounds(NamedTuple):
     """The bounds of arguments, as they were typed."""
 
     patterns: dict[str, list[str]]
@@ -72,7 +72,7 @@ class Bounds(NamedTuple):
     texts: tuple[str, ...]
     values: tuple[str, ...]
 
-    def check(self) -> Bounds:
+    def check(self) -> TypedBounds:
         """Refuse an argument that has two bounds."""
         seen: set[str] = set()
         for names in self:
@@ -83,7 +83,7 @@ class Bounds(NamedTuple):
         return self
 
 
-def arguments_within(schema: Json, bounds: Bounds, tool: str) -> Json:
+def arguments_within(schema: Json, bounds: TypedBounds, tool: str) -> Json:
     """The bounds as the tool's schema means them: a word is a text where it admits texts, and else JSON."""
     from interlock.contract.argument_bounds import ANY, as_value, for_each, read_word
     from interlock.core.errors import Failure

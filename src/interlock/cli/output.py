@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+    from typing_extensions import Buffer
 
     from interlock.cli.render import Page
     from interlock.core.errors import Failure
@@ -28,7 +28,7 @@ class Unwritable(OSError):  # noqa: N818 - named for what a stream is
 class _Raw(io.FileIO):
     """A standard stream that tells its failures apart from those of other files."""
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: Buffer, /) -> int:
         if not memoryview(data):
             return 0  # click tries in this way whether a stream takes bytes, and takes no failure seriously
         try:

@@ -72,10 +72,10 @@ async def set_(app: Interlock, out: Output, /, name: str, value: str, slot: str,
     interlock secrets set github/token
     pass show github | interlock secrets set github/token - --expires 30d
     """
-    from interlock.api.credentials import Credentials
+    from interlock.api.credentials import CredentialOperations
     from interlock.core.clock import iso
 
-    expires_ms = await Credentials(app).store(name, value, by=app.caller, slot=slot, lifetime_ms=lifetime_ms)
+    expires_ms = await CredentialOperations(app).store(name, value, by=app.caller, slot=slot, lifetime_ms=lifetime_ms)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
@@ -104,9 +104,9 @@ def _list_at_rest(reader: Reader, out: Output, /) -> int | None:
 @over_home
 async def list_(app: Interlock, out: Output, /) -> int:
     """Which credentials there are: name, slot, age and expiry, never a value."""
-    from interlock.api.credentials import Credentials
+    from interlock.api.credentials import CredentialOperations
 
-    return _answer_list(out, await Credentials(app).list(by=app.caller), app.clock.now_ms())
+    return _answer_list(out, await CredentialOperations(app).list(by=app.caller), app.clock.now_ms())
 
 
 def _answer_list(out: Output, stored: Sequence[StoredCredential | CredentialEntry], now_ms: int) -> int:
@@ -158,9 +158,9 @@ def _words(ms: int) -> str:
 @over_home
 async def remove(app: Interlock, out: Output, /, name: str, slot: str | None) -> int:
     """Forget a credential. Calls that hold it now keep it until they end."""
-    from interlock.api.credentials import Credentials
+    from interlock.api.credentials import CredentialOperations
 
-    count = await Credentials(app).remove(name, by=app.caller, slot=slot)
+    count = await CredentialOperations(app).remove(name, by=app.caller, slot=slot)
 
     out.done({"name": name, "removed": count}, f"{name} is forgotten", right=f"{count} slot{'' if count == 1 else 's'}")
     return 0
@@ -177,10 +177,10 @@ async def rotate_key(app: Interlock, out: Output, /) -> int:
 
     Interrupted, it loses nothing; run it again to finish.
     """
-    from interlock.api.credentials import Credentials
+    from interlock.api.credentials import CredentialOperations
 
     with out.working("sealing every credential under a new key …"):
-        sealed, left = await Credentials(app).rotate_key(by=app.caller)
+        sealed, left = await CredentialOperations(app).rotate_key(by=app.caller)
 
     def show(page: Page) -> None:
         from interlock.cli.render import BAD, GOOD

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.bounds import Bounds, arguments_within, bounds_in_words, read_eaches, read_patterns, read_ranges
+from interlock.cli.bounds import TypedBounds, arguments_within, bounds_in_words, read_eaches, read_patterns, read_ranges
 from interlock.cli.command import acting, as_holder, at_rest, at_server, over_home, refuse_token
 from interlock.cli.completion import tool_names
 from interlock.cli.output import Output
@@ -40,7 +40,7 @@ async def _grant_at_server(
     from interlock.api.approval_documents import standing_of
     from interlock.cli.remote import part
 
-    bounds = Bounds(patterns, ranges, eaches, texts, values).check()
+    bounds = TypedBounds(patterns, ranges, eaches, texts, values).check()
     document = await server.get(f"/v1/tools/{part(tool)}", version=given["versions"])
     wanted: Json = {
         "tool": tool,
@@ -123,7 +123,7 @@ async def grant(
     """
     from interlock.core.errors import Failure
 
-    bounds = Bounds(patterns, ranges, eaches, texts, values).check()
+    bounds = TypedBounds(patterns, ranges, eaches, texts, values).check()
     by = await acting(app, token)
     contract = (await app.catalog.resolve(tool, versions)).contract
     who, tenant = await _caller_meant(app, caller, by)

@@ -123,8 +123,7 @@ class RunningCall:
 
     def give_up(self) -> None:
         """Cancel it, on record, unless it has ended."""
-        # A call that has not begun is not found by its id yet, so its task is cancelled. One that cannot be stopped
-        # runs on.
+        # A call that has not begun is not found by its id yet. One that cannot be stopped runs on.
         if not self.task.done() and self.cancel() == "finished":
             self.task.cancel()
 

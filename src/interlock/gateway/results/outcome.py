@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from interlock.call.conditional import is_conditional
 from interlock.call.phases import Call
 from interlock.contract.effects import Change
 from interlock.contract.standard.states import MOVES, State
@@ -66,7 +65,11 @@ def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
 def _would_refuse_itself(call: Call) -> bool:
     """Whether a call is for one version of what it changes: run again, it would find the one that it has made."""
     execution = None if call.tool is None else call.tool.contract.manifest.execution
-    return execution is not None and is_conditional(execution.native, call.input or {})
+    if execution is None:
+        return False
+    from interlock.call.conditional import is_conditional
+
+    return is_conditional(execution.native, call.input or {})
 
 
 def effect_stands(call: Call) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from interlock.call.conditional import ABSENT, demand_of
 from interlock.call.connector import ALONE, Aged, Connector, RemoteCall, secret_of
 from interlock.call.executor import Executor
 from interlock.contract.attached import Attached
@@ -113,6 +112,8 @@ class RemoteExecutor(Executor):
             )  # fmt: skip
             before = await connector.call(read)
         except Failure as failure:
+            from interlock.call.conditional import ABSENT, demand_of
+
             absent = (failure.details or {}).get("status") in ABSENT
             demand = demand_of(write.native, write.arguments) if absent else None
             if demand == "none" and not recipes.needs_image(recipe):

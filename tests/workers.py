@@ -50,11 +50,11 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def _number(word: str) -> int:
-    """Six workers for two cores: tests wait for processes, threads and clients for more than half of their time."""
+    """Four workers for two cores: tests wait for processes, threads and clients for a part of their time."""
     if word != "auto":
         return int(word)
     cores = len(os.sched_getaffinity(0))
-    return cores + max(4, cores // 2)
+    return cores + max(2, cores // 2)
 
 
 def configure(config: pytest.Config) -> None:

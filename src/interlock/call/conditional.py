@@ -12,7 +12,7 @@ the tag back as it was:
 
 Two versions are the caller's own: `*` (If-Match: *) is any version, and an empty text (If-None-Match: *) none at all.
 
-INVARIANT: no tag is told as one of these two, so a write for a version that was read overwrites no other version.
+INVARIANT: no tag becomes one of these two, so a write for a version that was read overwrites no other version.
 """
 
 from __future__ import annotations

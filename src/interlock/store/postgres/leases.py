@@ -177,7 +177,7 @@ class Lease:
         except Exception as error:
             if anew:
                 raise
-            self._note(error)  # what was told before is told again: better than to be taken for dead
+            self._note(error)  # renew with the last report, or this process is taken for dead
         began = _now()
         if self._ask(statement, self.id, self._last_report, "t" if anew else "f", self._place):
             with self._fencing:

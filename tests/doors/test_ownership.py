@@ -201,6 +201,26 @@ async def test_a_call_of_another_process_is_followed_to_its_end(home: Path) -> N
         await stream.aclose()
 
 
+async def test_a_call_of_another_process_that_ends_right_after_the_first_look_is_followed_to_its_end(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with two(home, housekeeping=False) as (here, there):
+        call_id = await begun(here, "demo.slow")
+        find = there.calls.find
+
+        async def find_then_end(call_id: str, caller: Caller, *, own: bool = False) -> Json:
+            status = await find(call_id, caller, own=own)
+            assert sample.world.gate is not None
+            sample.world.gate.set()
+            await here.calls.background.ended(call_id, caller)
+            return status
+
+        monkeypatch.setattr(there.calls, "find", find_then_end)
+        async with asyncio.timeout(60):
+            ((_, event),) = [told async for told in there.calls.follow(call_id, ANN)]
+        assert event["status"] == "succeeded"
+
+
 @tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("mail:x", "CREATE")])
 async def parting() -> str:
     """Send something once the test lets go."""

@@ -287,7 +287,7 @@ class Calls:
         by what has no number. Of a call that another process on this home runs, only the status is heard.
         """
         task = self.background.task(call_id)
-        status = await self.find(call_id, caller)  # also: whether it is theirs
+        await self.find(call_id, caller)  # is it theirs
         at = after or 0
         with self._histories.followed(call_id, task) as (history, anew):
             if history is not None:
@@ -310,12 +310,10 @@ class Calls:
         if task is not None:
             await asyncio.wait({task})  # even where it is done: its result is kept a turn later
             status = await self.status(call_id, caller)
-        elif await self.background.runs_for(call_id, caller):
+        else:
             await self.background.ended(call_id, caller)
-            status = await self.find(call_id, caller)
-        elif await self._parts.remote_cancel.runs(call_id) is not None:
             await self._parts.remote_cancel.ended(call_id)
-            status = await self.status(call_id, caller)
+            status = await self.find(call_id, caller)  # it may have ended since the first look
         yield at + 1, {"event_class": "tool.invocation.status", **status}
 
     # Ending

@@ -14,7 +14,7 @@ from interlock.api.service import Service
 from interlock.api.tokens import Tokens
 from interlock.api.upstreams import Upstreams
 from interlock.doors.server import Listening, serving
-from tests.support import forked
+from tests.support import forked, postgres
 
 ROOT = Path(__file__).parents[2]
 # Reads, so that no call needs a key or an approval: the table is about clients. The example asks nobody.
@@ -53,7 +53,10 @@ async def opened(folder: Path) -> AsyncGenerator[tuple[Interlock, Target]]:
         await Upstreams(app, on_machine=True).add("jobs", "mcp", relayed, by=app.caller, overlay=ONLY_READS)
         issued = await Tokens(app).issue(by=app.caller, agent="client", tools=["*"])
         async with serving(Service(app), Listening(port=0, ports={})) as server:
-            command = [*forked.python(), "-m", "interlock.cli", "--home", str(home), "serve", "--stdio"]
+            # A client hands on next to nothing of its environment.
+            stores = [f"{name}={value}" for name, value in postgres.given().items()]
+            program = [*forked.python(), "-m", "interlock.cli", "--home", str(home), "serve", "--stdio"]
+            command = ["env", *stores, *program] if stores else program
             url = f"http://127.0.0.1:{server.port}/mcp"
             reviewing = asyncio.create_task(_agree_to_all(app))
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import secrets
 import sqlite3
 import types
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from interlock.core.errors import Failure
 from interlock.store import idempotency, sealing
 from interlock.store.connection import SqliteConnection
+from interlock.store.expressions import last_element, member
 from interlock.store.home import Home
 from interlock.store.port import Reader
 from interlock.store.port import Transaction as TransactionPort
@@ -192,6 +196,38 @@ def test_a_text_with_a_nul_character_is_refused_with_words_that_say_so(
     with pytest.raises(Failure, match="NUL character") as refused:
         on_postgres.execute("SELECT name FROM fact WHERE name = ?", ("a\0b",))
     assert refused.value.code == "E3004"
+
+
+TEXTS = st.sampled_from(["planned", "running", "succeeded", "x'01'", "?"])
+VALUES = st.recursive(
+    TEXTS | st.none() | st.integers(0, 9),
+    lambda one: (
+        st.lists(one, max_size=6) | st.dictionaries(st.sampled_from(["states", "phases", "a"]), one, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    others=st.lists(st.tuples(st.sampled_from(["phases", "policy", "sideEffects", "summary"]), VALUES), max_size=4),
+    states=st.none() | st.lists(TEXTS, max_size=6),
+    place=st.integers(0, 4),
+)
+def test_members_of_a_document_and_last_elements_of_lists_are_the_same_on_both_databases(
+    sqlite: SqliteConnection,
+    on_postgres: postgres.PostgresConnection,
+    others: list[tuple[str, Any]],
+    states: list[str] | None,
+    place: int,
+) -> None:
+    """Wherever in the document they stand: a path that counts from the end is wrong behind other lists."""
+    members = [*others[:place], ("states", states), ("tool", "demo.add"), *others[place:]]
+    statement = f"SELECT {member('body', 'tool')}, {last_element('body', 'states')} FROM (SELECT ? AS body) AS one"
+    body = json.dumps(dict(members)).encode()
+    expected = ("demo.add", states[-1] if states else None)
+    assert sqlite.execute(statement, (body,)).fetchone() == expected
+    assert on_postgres.execute(statement, (body,)).fetchone() == expected
 
 
 def test_what_is_within_a_text_is_no_placeholder() -> None:

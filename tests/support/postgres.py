@@ -41,7 +41,7 @@ REDIS = "REDIS_OF_TESTS"
 # The directory of what makes a fresh interpreter use them.
 INTERPRETER = str(Path(__file__).parent / "interpreter")
 # What processes import to open such a store.
-LOADED = ("psycopg", "interlock.store.postgres.home")
+LOADED = ("psycopg", "interlock.store.postgres.home", "interlock.store.postgres.layout", "interlock.net.redis")
 # Nothing that is kept beyond a run, and nothing that a server does when nobody asks.
 OPTIONS = (
     "listen_addresses= fsync=off full_page_writes=off wal_level=minimal max_wal_senders=0 max_wal_size=256MB"

@@ -29,6 +29,8 @@ _TOKENS = expression(r"(?<![\w'])x'([0-9a-f]*)'|('(?:[^']|'')*')|\?(\d*)")
 # Of reads that are to go by the table itself, and of the list of tables.
 _HINTS = expression(r" NOT INDEXED| INDEXED BY \w+")
 _TABLES = "(SELECT tablename AS name FROM pg_tables WHERE schemaname = current_schema()) AS tables"
+# Not by a path that ends in -1: PostgreSQL counts that from the end of the document's first list, whichever it is.
+_LAST = expression(r"json_extract\(CAST\((\w+) AS TEXT\), '\$\.(\w+)\[#-1\]'\)")
 _MEMBER = expression(r"json_extract\(CAST\((\w+) AS TEXT\), ('[^']*')\)")
 _AMOUNT = expression(r"\((json_extract\(\w+, '[^']*'\)) \+ 0\)")
 
@@ -48,7 +50,8 @@ def translate(statement: str) -> bytes:
         count += 1
         return f"${number or count}"
 
-    plain = _AMOUNT.sub(r"CAST(\1 AS DOUBLE PRECISION)", _MEMBER.sub(r"json_extract(\1, \2)", statement))
+    plain = _LAST.sub(r"(json_extract(\1, '$.\2')::json ->> -1)", statement)
+    plain = _AMOUNT.sub(r"CAST(\1 AS DOUBLE PRECISION)", _MEMBER.sub(r"json_extract(\1, \2)", plain))
     plain = _HINTS.sub("", plain).replace("sqlite_master", _TABLES)
     return _TOKENS.sub(token, plain).encode()
 

@@ -48,7 +48,8 @@ _FUNCTIONS = (
        AS 'SELECT position($2 IN $1)'""",
     """CREATE FUNCTION hex(bytea) RETURNS text IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
        AS $$SELECT upper(encode($1, 'hex'))$$""",
-    # In two steps: to make a text of the whole would fail where any part holds an escaped NUL.
+    # In two steps: to make a text of the whole would fail where any part holds an escaped NUL. Only release 0.1.0rc1
+    # asks for the last element of a list in this way (see `dialect`).
     r"""CREATE FUNCTION json_extract(bytea, text) RETURNS text IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
        AS $$SELECT convert_from($1, 'UTF8')::json
             #> string_to_array(replace(substr($2, 3), '[#-1]', '.-1'), '.') #>> '{}'$$""",

@@ -202,6 +202,7 @@ async def refusal(attempt: Awaitable[Any]) -> Told:
 
 def told(error: grpc.aio.AioRpcError) -> Told:
     trailing = dict(cast("Any", error.trailing_metadata()))
+    assert "grpc-status-details-bin" in trailing, error
     status = Status.FromString(trailing["grpc-status-details-bin"])
     assert (status.code, status.message) == (error.code().value[0], error.details())
     envelope, info, retry = wire.ErrorEnvelope(), ErrorInfo(), RetryInfo()

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 import pytest
 import pytest_asyncio
+from pydantic import Field
 
-from interlock import Interlock
+from interlock import Change, Effect, Interlock, Preview, tool
+from interlock.api.service import Service
 from interlock.approvals.notify import undelivered
 from interlock.approvals.webhook import verify
 from interlock.testing import FakeClock
 from tests import sample
+from tests.support.calls import admit
 from tests.support.webhooks import SECRET, Answer, Receiver
 
 pytestmark = pytest.mark.proves("HITL-06")
@@ -86,6 +90,29 @@ async def test_approvers_of_each_step_are_told_by_signed_webhooks(desk: Desk) ->
     assert (told["data"]["ticket"], told["data"]["group"]) == (ticket, "managers")
     assert desk.acts("notified") == [("bosses", ticket, 1), ("hook", ticket, 0)]
     assert await undelivered(desk.app.journal) == []
+
+
+@tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("n:all", "UPDATE")])
+async def count(number: Annotated[int, Field(description="which number", examples=[1])]) -> str:
+    """Count up to a number."""
+    return "counted"
+
+
+@count.preview
+async def _(number: int) -> Preview:
+    change = Change(resource="n:all", operation="UPDATE", before=number, after=number + 1)
+    return Preview(impact=f"up to {number}", effects=(change,))
+
+
+async def test_approvers_are_told_a_number_of_any_length(desk: Desk) -> None:
+    await admit(desk.app, count)
+    asked = await desk.app.call("demo.count", {"number": 10**30}, key="long")
+    assert asked.pending, asked.error
+    await desk.app.courier.deliver_due()
+    (got,) = desk.first.got
+    assert json.loads(got.body)["data"]["params"] == {"number": 10**30}
+    ticket = await Service(desk.app).approvals.ticket(asked.metadata["pending"]["ticketId"], by=desk.app.caller)
+    assert f"it would UPDATE n:all, from {10**30} to {10**30 + 1}" in ticket["readable"]
 
 
 async def test_a_webhook_that_fails_is_sent_again_and_seen(desk: Desk) -> None:

@@ -92,6 +92,7 @@ def test_what_is_in_a_list_or_an_object_is_compared_likewise(tmp_path: Path) -> 
     [
         "https://ok.example/api/../admin", "https://ok.example/api/%2e%2e/admin", "https://ok.example@evil.example/api/x",
         "https://ok.example:8443/api/x", "https://ok.example.evil.example/api/", "https:\\\\evil.example/api",
+        "https://ok.example\\@evil.example/../api/x",
     ],
 )  # fmt: skip
 def test_a_permit_for_a_part_of_a_site_lets_nothing_else_through(tmp_path: Path, url: str) -> None:

@@ -98,7 +98,8 @@ def test_what_is_beside_a_blocked_directory_is_not_blocked(world: PolicyHome, tm
         "https:///evil.example", "//evil.example/x", "\\\\evil.example", "wss://evil.example", "ssh://git@evil.example/x",
         "jdbc:mysql://evil.example/db", "https://ｅｖｉｌ.example", "https://evil。example", "https://evil\u00ad.example/",
         "git+https://evil.example/x.git", "https://evil.example#@good.example", "https://evil.example\\@good.example",
-        "https://evil.example?@good.example/",
+        "https://evil.example?@good.example/", "https://good.example\\@evil.example/",
+        "//good.example\\@evil.example/",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["url", "text"])

@@ -77,6 +77,12 @@ def test_what_is_no_document_is_refused_in_words(text: str | bytes) -> None:
         read_json(text)
 
 
+@pytest.mark.parametrize("text", ["!!bool maybe", "a: !!bool ''", "[!!timestamp soon]", "!!float ''"])
+def test_a_value_that_is_not_what_its_tag_says_is_refused_in_words(text: str) -> None:
+    with pytest.raises(Malformed, match="a value is not of the kind that its tag says"):
+        read_yaml(text)
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "{a: " * 100_000, "? " * 100_000])
 def test_a_yaml_text_that_is_too_deep_is_refused(text: str) -> None:
     with pytest.raises(Malformed, match="more than 500 levels"):
@@ -101,6 +107,7 @@ def test_a_yaml_text_of_hundreds_of_levels_is_read() -> None:
         ("[7, +7, -7, 017, 0o17, 0x1f, 1_000, 0b11]", [7, 7, -7, 17, 15, 31, "1_000", "0b11"]),
         ("[1e3, 1.5, .5, 1., -1.5E-1, -.inf, .]", [1000.0, 1.5, 0.5, 1.0, -0.15, -math.inf, "."]),
         ("[=, '017', 'no']", ["=", "017", "no"]),
+        ("[{&a 200: x, y: *a}, {x: &b true, *b : y}]", [{"200": "x", "y": 200}, {"x": True, "true": "y"}]),
         ("[{on: 1, no: 2, 200: 3, true: 4, null: 5, 1e3: 6, 2020-01-01: 7, 017: 8}]",
          [{"on": 1, "no": 2, "200": 3, "true": 4, "null": 5, "1e3": 6, "2020-01-01": 7, "017": 8}]),
     ],

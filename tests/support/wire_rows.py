@@ -19,6 +19,7 @@ from mcp import MCPError
 
 from interlock import Caller
 from interlock.core.errors import Failure
+from interlock.data.canonical import encode
 from interlock.doors.grpc.v1 import gateway_pb2 as messages
 from tests.support.answers import Heard, Json, Told, Wish, left, typed_refusal
 from tests.support.endpoints import BOTH, HELLO, META, MODERN, Endpoints
@@ -346,7 +347,7 @@ class Grpc(Wire):
 
     async def heard(self, wish: Wish) -> Heard:
         request = messages.InvokeRequest(
-            tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments), idempotency_key=wish.key,
+            tool_id=wish.tool, arguments_json=encode(wish.arguments), idempotency_key=wish.key,
             dry_run=wish.dry_run, version=wish.version,
         )  # fmt: skip
         metadata = tuple((self._ends.bearer(wish.token) | _traced(wish)).items())

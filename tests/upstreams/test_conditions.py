@@ -593,6 +593,29 @@ async def test_the_outcome_of_a_write_for_one_version_is_unknown_after_its_answe
 
 
 @PROVES
+async def test_the_outcome_of_an_undo_for_one_version_is_unknown_after_its_answer_was_lost(tmp_path: Path) -> None:
+    """The write states no version and may be sent again. What undoes it states one, which its own effect changes."""
+    overlay = _overlay(restart_safe=True, undo=RESTORED)
+    overlay["tools"]["remove"] = IRREVERSIBLE
+    del overlay["tools"]["write"]["if_match"]
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as app:
+        documents = Documents(server)
+        configured = _configured(server.url, "described")
+        configured["tools"][2]["headers"] = {"If-Match": '"v2"'}
+        report = await app.upstreams.add("shelf", "http", configured, by=app.caller, overlay=overlay)
+        assert [one.state for one in report.tools] == ["admitted"] * 3, report.tools
+        documents.stored["plan"] = (1, "first")
+        written = await app.call("shelf.write", {"id": "plan", "text": "second"}, key="1")
+        assert written.ok, written.error
+        documents.writes.clear()
+        documents.losing = 10
+        assert code(await app.undo(written.invocation_id, key="undo")) == "E3502"
+        documents.losing = 0
+        assert code(await app.undo(written.invocation_id, key="undo")) == "E3409"
+        assert (len(documents.writes), documents.stored["plan"]) == (1, (3, "first"))
+
+
+@PROVES
 async def test_a_time_that_a_write_states_is_a_version_too(tmp_path: Path) -> None:
     """A hand-written operation sends If-Unmodified-Since."""
     told, later = "Tue, 17 Nov 2026 10:00:00 GMT", "Tue, 17 Nov 2026 11:00:00 GMT"

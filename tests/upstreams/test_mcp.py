@@ -216,6 +216,15 @@ async def test_a_call_keeps_content_structure_and_meta_and_carries_the_trace(era
     assert ("io.modelcontextprotocol/protocolVersion" in seen) == bool(era)
 
 
+@ERAS
+async def test_whole_numbers_stay_exact_and_what_is_no_text_is_refused(era: tuple[str, ...]) -> None:
+    async with scripted(*era) as one:
+        sent = {"text": "long", "n": [2**70 + 1]}
+        assert (await ask(one, "echo", sent))["structuredContent"] == sent
+        assert (await failure_of(one, "echo", {"text": "\ud800"}, attempts=1)).code == "E3302"
+        assert text(await ask(one, "echo", {"text": "on"})) == "on"
+
+
 @pytest.mark.supports("CONTRACT-07")
 @ERAS
 async def test_the_version_and_the_confidence_that_a_server_states_are_those_of_the_call(era: tuple[str, ...]) -> None:

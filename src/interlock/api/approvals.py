@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from interlock.api.rights import same_place
 from interlock.approvals.notify import undelivered
 from interlock.approvals.standing import GROUP, Standing
@@ -14,6 +12,7 @@ from interlock.approvals.ticket import Ticket
 from interlock.approvals.tickets import no_ticket
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
+from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.gateway import token_checks
 from interlock.store import notifications
@@ -203,10 +202,10 @@ def _readable(ticket: Ticket) -> list[str]:
     behalf = "" if ticket.requester == ticket.caller else f" for {ticket.caller}"
     undone = "cannot" if ticket.head.get("mutationClass") == "write_irreversible" else "can"
     lines = [f"{ticket.requester}{behalf} asks to {ticket.operation} {ticket.ref}: {ticket.reason}"]
-    lines += [f"with {name} = {orjson.dumps(value).decode()}" for name, value in ticket.params.items()]
+    lines += [f"with {name} = {encode(value).decode()}" for name, value in ticket.params.items()]
     effects: list[Json] = ticket.preview.get("predicted_effects") or []
     for effect in effects:
-        before, after = (orjson.dumps(effect.get(name)).decode() for name in ("before", "after"))
+        before, after = (encode(effect.get(name)).decode() for name in ("before", "after"))
         lines.append(f"it would {effect['operation']} {effect['resource']}, from {before} to {after}")
     conditions: dict[str, bool] = ticket.preview.get("preconditions") or {}
     lines += [f"{name}: {'holds' if holds else 'does not hold'}" for name, holds in conditions.items()]

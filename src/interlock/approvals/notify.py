@@ -27,6 +27,7 @@ import orjson
 
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
+from interlock.data.canonical import encode
 from interlock.store import notifications, records
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ class Courier:
         # The signed text of a webhook is separated by full stops, so an id must not contain any.
         message_id = due.id.replace(".", "_")
         event = "approval.requested" if due.step == 0 else "approval.escalated"
-        body = orjson.dumps({"type": event, "id": message_id, "data": await self._message(due)})
+        body = encode({"type": event, "id": message_id, "data": await self._message(due)})
         async with asyncio.timeout(ATTEMPT_S):
             if self._webhooks is None:
                 # Loaded where a channel needs it: it loads a client of HTTP.
@@ -339,5 +340,5 @@ def _in_words(body: Json, step: int) -> tuple[str, str]:
 
 
 def _on_one_line(value: Any) -> str:
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    text = value if isinstance(value, str) else encode(value).decode()
     return " ".join(text.split())

@@ -10,9 +10,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, cast
 
-import orjson
-
 from interlock.contract.argument_bounds import written
+from interlock.data.canonical import encode
 
 if TYPE_CHECKING:
     from interlock.approvals.ticket import Ticket
@@ -43,13 +42,13 @@ def advance_command(ticket: Ticket, caller: str | None = None) -> str | None:
 def _bound(name: str, value: Any) -> tuple[str, str] | None:
     """Return the option that bounds an argument, and its word; None if none can be written."""
     if type(value) in (int, float) and not _SIGNS.intersection(name):
-        return "--where", f"{name}<={orjson.dumps(value).decode()}"
+        return "--where", f"{name}<={encode(value).decode()}"
     if isinstance(value, str):
         word = _text(value)
         return None if word is None else ("--arg", f"{name}={word}")
     if isinstance(value, list) and (directory := _directory(cast("list[Any]", value))) is not None:
         return "--each", f"{name}={directory}/*"
-    word = orjson.dumps(value).decode()
+    word = encode(value).decode()
     if len(word) > _LONGEST_BOUND or _is_cut(word):
         return "--any-value", name
     return "--arg", f"{name}={word}"

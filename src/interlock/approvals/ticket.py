@@ -11,6 +11,7 @@ from interlock.approvals import mechanism
 from interlock.core.clock import iso, new_id
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
+from interlock.data.canonical import decode, encode
 
 if TYPE_CHECKING:
     from interlock.contract.manifest import Approval
@@ -61,7 +62,7 @@ class Shown:
 
 def seal(box: Box, ticket: str, part: str, value: Json) -> bytes:
     """Seal one displayable part of a ticket for the store."""
-    return box.seal(orjson.dumps(value), purpose="shown", about=f"{ticket} {part}")
+    return box.seal(encode(value), purpose="shown", about=f"{ticket} {part}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,9 @@ class Ticket:
 
         def part(name: str, stored: bytes | str) -> Json:
             about = f"{self.id} {name}"
-            return orjson.loads(stored if isinstance(stored, str) else box.open(stored, purpose="shown", about=about))
+            return decode(
+                stored.encode() if isinstance(stored, str) else box.open(stored, purpose="shown", about=about)
+            )
 
         changed = None if at_rest.changed is None else part("changed", at_rest.changed)
         shown = Shown(part("params", at_rest.params), part("preview", at_rest.preview), changed)

@@ -45,6 +45,7 @@ from interlock.authority.normalize import (
     normal_host,
     normal_path,
     normal_url,
+    other_reading,
     parents,
     prefixes,
     written_path,
@@ -279,6 +280,9 @@ class _Seen:
         looks_like_url = _LOOKS_LIKE_URL.match(text) is not None
         if URL in forms and (len(forms) == 1 or (looks_like_url and text[0] not in "/\\")):
             wanted = self._urls or self._arguments or (self._paths and "file:" in text.lower())
+            if self._arguments and other_reading(text) is not None:
+                words = "is a URL with a backslash, whose host depends on who reads it; write it without one"
+                raise Failure("E3206", f"argument `{where}` {words}")
             return self._url(text, where) if wanted else text
         if PATH in forms and (HOST not in forms or "/" in text or text[:1] in (".", "~")):
             if self._urls and looks_like_url:
@@ -316,6 +320,8 @@ class _Seen:
         return path
 
     def _url(self, text: str, where: str) -> str:
+        if (other := other_reading(text)) is not None:
+            self._url(other, where)
         url, host = normal_url(text, where)
         around = set(prefixes(url))
         self._share("urls", around)

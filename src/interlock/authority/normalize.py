@@ -122,6 +122,19 @@ def normal_url(text: str, where: str = "url") -> tuple[str, str]:
     return normal + (f"?{_percent(query, where)}" if question else ""), host
 
 
+def other_reading(text: str) -> str | None:
+    """Return a URL as programs read it to which a backslash is no slash, if that is another host; otherwise None.
+
+    `https://a.example\\@b.example/` leads to a.example by the rules of browsers, and to b.example by RFC 3986.
+    """
+    if "\\" not in text or "@" not in text:
+        return None
+    scheme, slashes, rest = text.strip(BLANKS).partition("//")
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    before, _, place = authority.rpartition("@")
+    return f"{scheme}//{place}{rest[len(authority) :]}" if slashes and "\\" in before else None
+
+
 def _authority(authority: str, scheme: str, where: str) -> tuple[str, str]:
     place = authority.rpartition("@")[2]
     if place.startswith("["):

@@ -58,8 +58,9 @@ def matches(pattern: Any, value: Any) -> bool:
 
 
 def _is_same(pattern: Any, value: Any) -> bool:
-    # In Python, a boolean within a list or an object equals a number.
-    return type(pattern) is type(value) and canonical(pattern) == canonical(value)
+    # In Python, a boolean within a list or an object equals a number. In the canonical form, a text in another Unicode
+    # form is the same: but it names another file.
+    return type(pattern) is type(value) and pattern == value and canonical(pattern) == canonical(value)
 
 
 def is_range(pattern: Any) -> TypeGuard[Json]:

@@ -80,7 +80,9 @@ def read_yaml(text: str | bytes) -> list[Any]:
             node = loader.get_node()
             _check_nodes(node)
             documents.append(loader.construct_document(node))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (LookupError, AttributeError):  # of the constructor of a tag, such as `!!bool maybe`
+        raise Malformed("a value is not of the kind that its tag says") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise error if isinstance(error, Malformed) else Malformed(_reason(error)) from None
     finally:
         if loader is not None:
@@ -157,14 +159,16 @@ def _check_nodes(root: Any) -> None:
             left.extend(node.value)
             continue
         names = set[str]()
-        for name, value in node.value:
+        for at, (name, value) in enumerate(node.value):
             left += (name, value)
             if isinstance(name, yaml.ScalarNode):
                 if name.value in names:
                     raise Doubled(name.value, name.start_mark.line + 1)
                 names.add(name.value)
                 if name.tag in _PLAIN:
-                    name.tag = f"{_TAG}str"
+                    # Another node: by an alias, this one may be a value elsewhere.
+                    text = yaml.ScalarNode(f"{_TAG}str", name.value, name.start_mark, name.end_mark)
+                    node.value[at] = (text, value)
 
 
 def _reason(error: Exception) -> str:

@@ -81,7 +81,7 @@ def call(request: Json) -> None:
     metas.append(meta)
     match params["name"]:
         case "echo":
-            answer(request, text(given["text"], structuredContent={"text": given["text"]}, _meta={"seen": meta}))
+            answer(request, text(given["text"], structuredContent=given, _meta={"seen": meta}))
         case "shuffle":
             held.append(request)
             if len(held) == 20:

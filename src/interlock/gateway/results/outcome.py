@@ -69,7 +69,8 @@ def _would_refuse_itself(call: Call) -> bool:
         return False
     from interlock.call.conditional import is_conditional
 
-    return is_conditional(execution.native, call.input or {})
+    undo = execution.undo if call.request.operation == "compensate" else None
+    return is_conditional(execution.native if undo is None else undo.native, call.input or {})
 
 
 def effect_stands(call: Call) -> bool:

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from interlock.core.errors import Failure
+from interlock.data.bounds import exactly
+from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.upstreams.children import Child, Program
-from interlock.upstreams.response_limits import SMALL, Allowance, Intake
+from interlock.upstreams.response_limits import SMALL, Allowance, Intake, in_thread
 
 if TYPE_CHECKING:
     from interlock.upstreams.mcp.session import Session
@@ -31,27 +31,31 @@ class _Ear:
     def hear(self, line: bytes) -> asyncio.Future[Any] | None:
         if len(line) > SMALL:
             return asyncio.ensure_future(self._hear_large(line))
-        self._take(line, self.intake.loads)
+        self._take(line, self._parse)
         return None
 
     async def _hear_large(self, line: bytes) -> None:
         try:
-            message = await self.intake.json(line)
-        except (orjson.JSONDecodeError, Failure) as error:
+            message = await in_thread(self._parse, line)
+        except (ValueError, Failure) as error:
             self._refuse(line, error)
         else:
             self._take(line, lambda _: message)
 
+    def _parse(self, line: bytes) -> Any:
+        self.intake.check(line)
+        return exactly(line)
+
     def _take(self, line: bytes, parse: Callable[[bytes], Any]) -> None:
         try:
-            answered = self._session.hear(parse(line))
-        except (orjson.JSONDecodeError, Failure) as error:
+            message = parse(line)
+        except (ValueError, Failure) as error:
             self._refuse(line, error)
-        else:
-            if answered:
-                self.allowance.give(1, len(line))
+            return
+        if self._session.hear(message):
+            self.allowance.give(1, len(line))
 
-    def _refuse(self, line: bytes, error: Failure | orjson.JSONDecodeError) -> None:
+    def _refuse(self, line: bytes, error: Failure | ValueError) -> None:
         if isinstance(error, Failure):
             self._session.refuse(line, error)
         else:
@@ -77,7 +81,11 @@ class Pipes:
         return self._child.ended
 
     def send(self, message: Json, headers: dict[str, str]) -> None:
-        self._child.send(orjson.dumps(message))
+        try:
+            line = encode(message)
+        except ValueError:
+            raise Failure("E3302", "an argument is a text that is not Unicode", details={"sent": False}) from None
+        self._child.send(line)
 
     def abort(self) -> None:
         self._child.kill()

@@ -60,8 +60,9 @@ TIER_OF: dict[str, Tier] = {
 BEHAVIOUR = tuple(
     f"tests/{name}"
     for name in (
-        "approvals", "audit", "authority", "cli", "contract", "doors", "effects", "egress", "gateway", "privacy",
-        "registry", "resilience", "search", "selection", "service", "surfaces", "telemetry", "upstreams", "window",
+        "approvals", "audit", "authority", "cli", "clients", "contract", "doors", "effects", "egress", "gateway",
+        "golden", "integrations", "privacy", "registry", "resilience", "search", "selection", "service", "surfaces",
+        "telemetry", "upstreams", "window",
     )
 )  # fmt: skip
 # The part of them that `.ci/run` runs there: the directories whose tests use the store the most, calls over each of the

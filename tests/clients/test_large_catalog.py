@@ -24,8 +24,7 @@ from interlock.registry import admission
 from interlock.registry.admission import TrialEvidence
 from tests.clients.common import PATIENCE_S
 from tests.clients.large import ARGUMENTS, FEWEST, MOST, QUERY, TOOLS, TURNS, WANTED
-from tests.clients.target import Target
-from tests.support import forked
+from tests.clients.target import Target, over_stdio
 from tests.thorough import THOROUGH
 
 pytestmark = [
@@ -64,8 +63,7 @@ async def target(
         await app.add_from(str(Path(__file__).with_name("tools.py")))
         await _fill(app)
         async with serving(Service(app), Listening(port=0, ports={})) as server:
-            command = [*forked.python(), "-m", "interlock.cli", "--home", str(home), "serve", "--stdio"]
-            yield app, Target(f"http://127.0.0.1:{server.port}/mcp", "", command, "")
+            yield app, Target(f"http://127.0.0.1:{server.port}/mcp", "", over_stdio(home), "")
 
 
 async def _mine(app: Interlock, target: Target, agent: str) -> Target:

@@ -37,6 +37,7 @@ def everything(path: Path) -> dict[str, bytes]:
     return {str(one.relative_to(path)): one.read_bytes() for one in sorted(path.rglob("*")) if one.is_file()}
 
 
+@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")
 async def test_a_backup_during_calls_comes_back_elsewhere_whole_and_with_its_keys(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ async def test_a_backup_during_calls_comes_back_elsewhere_whole_and_with_its_key
         assert 2 < database.one(query)[0] < made + 2
 
 
+@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")
 def test_a_backup_and_what_is_restored_are_their_owners_alone(cli: Cli) -> None:
     before = os.umask(0)
     try:

@@ -18,6 +18,7 @@ def backups(cli: Cli) -> list[Path]:
 
 
 @pytest.mark.sqlite_only("the store's file is one of an earlier version")
+@pytest.mark.proves("OPS-08")
 def test_an_older_home_is_shown_and_then_migrated_with_a_backup_before(cli: Cli) -> None:
     set_back(cli)
     found = cli.ask("migrate", "status")

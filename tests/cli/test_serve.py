@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,30 @@ def test_it_opens_the_sandbox_before_any_call_where_a_tool_needs_it(cli: Cli) ->
             while client.get(ready).json()["dependencies"].get("sandbox") != "healthy":
                 assert time.monotonic() < until
                 time.sleep(0.1)
+        assert server.end() == (0, "")
+
+
+@pytest.mark.sqlite_only("nothing is configured")
+@pytest.mark.proves("OPS-07")
+def test_without_a_setting_it_is_one_process_with_its_store_in_a_file_and_needs_nobody(cli: Cli) -> None:
+    assert not (cli.home / "settings.toml").exists()
+    with running(cli, "--no-grpc", "--token", "--json") as server:
+        told, process = server.json, Path(f"/proc/{server.process.pid}")
+        port = httpx.URL(told["rest"]).port
+        sent = {"tool_id": "demo.post", "parameters": {"account": "cash", "cents": 5}, "idempotency_key": "one"}
+        with httpx.Client(headers=bearer(told["token"]), timeout=PATIENCE_S) as client:
+            answers = [client.post(f"{told['rest']}/tools/invoke", json=sent).json() for _ in range(2)]
+            parts = client.get(f"{told['rest'].removesuffix('/v1')}/ready").json()["dependencies"]
+        assert [one["replayed"] for one in answers] == [False, True]
+        assert parts["store"] == "healthy"
+        assert not {"redis", "nodes"} & parts.keys()
+        assert [one.read_text() for one in process.glob("task/*/children") if one.read_text()] == []
+        opened = {os.readlink(one) for one in (process / "fd").iterdir()}
+        assert {Path(one).name for one in opened if ".db" in one} >= {"interlock.db", "interlock.db-wal"}
+        # It has a socket at which it is asked, and asks nobody.
+        rows = [row.split() for kind in ("tcp", "tcp6") for row in (process / "net" / kind).read_text().splitlines()]
+        own = {row[1].rpartition(":")[2] for row in rows if f"socket:[{row[9]}]" in opened}
+        assert own == {f"{port:04X}"}
         assert server.end() == (0, "")
 
 
@@ -269,6 +294,7 @@ async def _() -> None:
 """
 
 
+@pytest.mark.part_of("OPS-11", rest="manifests are validated and not applied to a cluster")
 @pytest.mark.parametrize("ends", [True, False], ids=["in time", "too late"])
 def test_a_call_that_outlives_the_drain_timeout_is_cut_off_as_unknown_and_a_shorter_one_is_answered(
     cli: Cli, ends: bool
@@ -289,6 +315,9 @@ def test_a_call_that_outlives_the_drain_timeout_is_cut_off_as_unknown_and_a_shor
         server.process.send_signal(signal.SIGTERM)
         assert server.process.stderr.readline() == f"ending: calls in flight have {drain_s} s to finish …\n".encode()
         if ends:
+            with pytest.raises(httpx.ConnectError):  # nobody else is let in, from the next turn of the server on
+                _ask_until_refused(rest)
+            assert not asking.done()
             (cli.path / "go").touch()
         answer = asking.result()
         _, err = server.process.communicate(timeout=PATIENCE_S)
@@ -302,6 +331,13 @@ def test_a_call_that_outlives_the_drain_timeout_is_cut_off_as_unknown_and_a_shor
         assert stranded["tool"] == "patient.change"
         # The key is blocked: nobody knows whether the write took effect.
         assert cli("call", "patient.change", "{}", "--key", "k").code == 1
+
+
+def _ask_until_refused(rest: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        with suppress(httpx.ReadError, httpx.RemoteProtocolError):  # accepted, and closed before it had said anything
+            httpx.get(f"{rest}/tools", timeout=PATIENCE_S)
 
 
 def _stdio(cli: Cli) -> warm.Started:

@@ -53,10 +53,7 @@ async def opened(folder: Path) -> AsyncGenerator[tuple[Interlock, Target]]:
         await Upstreams(app, on_machine=True).add("jobs", "mcp", relayed, by=app.caller, overlay=ONLY_READS)
         issued = await Tokens(app).issue(by=app.caller, agent="client", tools=["*"])
         async with serving(Service(app), Listening(port=0, ports={})) as server:
-            # A client hands on next to nothing of its environment.
-            stores = [f"{name}={value}" for name, value in postgres.given().items()]
-            program = [*forked.python(), "-m", "interlock.cli", "--home", str(home), "serve", "--stdio"]
-            command = ["env", *stores, *program] if stores else program
+            command = over_stdio(home)
             url = f"http://127.0.0.1:{server.port}/mcp"
             reviewing = asyncio.create_task(_agree_to_all(app))
             try:
@@ -64,6 +61,13 @@ async def opened(folder: Path) -> AsyncGenerator[tuple[Interlock, Target]]:
             finally:
                 reviewing.cancel()
                 await asyncio.gather(reviewing, return_exceptions=True)
+
+
+def over_stdio(home: Path) -> list[str]:
+    """The command of a server over stdio. A client hands on next to nothing of its environment."""
+    stores = [f"{name}={value}" for name, value in postgres.given().items()]
+    program = [*forked.python(), "-m", "interlock.cli", "--home", str(home), "serve", "--stdio"]
+    return ["env", *stores, *program] if stores else program
 
 
 async def _agree_to_all(app: Interlock) -> None:

@@ -15,10 +15,7 @@ CALLS, KILLS = (2000, 40) if THOROUGH else (200, 6)
 pytestmark = pytest.mark.timeout(1800 if THOROUGH else 600)
 
 
-@pytest.mark.part_of(
-    "OPS-07",
-    rest="`clients`, `golden` and `integrations` on PostgreSQL, where six of their tests fail",
-)
+@pytest.mark.proves("OPS-07")
 async def test_faults_of_every_kind_lose_nothing_double_nothing_and_leave_nothing_unreported(tmp_path: Path) -> None:
     found = await chaos.run(tmp_path, calls=CALLS, kills=KILLS, seed=17, short=not THOROUGH)
     print(found.table())

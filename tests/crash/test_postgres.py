@@ -88,10 +88,7 @@ async def check(app: Interlock, found: dict[str, Result]) -> None:
     assert any(result.ok for result in found.values())
 
 
-@pytest.mark.part_of(
-    "OPS-07",
-    rest="`clients`, `golden` and `integrations` on PostgreSQL, where six of their tests fail",
-)
+@pytest.mark.proves("OPS-07")
 async def test_connections_that_are_cut_at_any_byte_lose_nothing_and_double_nothing(
     tmp_path: Path, postgres_server: Server, proxy: Proxy
 ) -> None:

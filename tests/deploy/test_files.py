@@ -185,6 +185,13 @@ def test_the_image_is_built_in_stages_and_its_service_is_confined() -> None:
     assert re.findall(r"^FROM (.*)$", IMAGE, re.MULTILINE) == ["${BASE} AS build", "${BASE}"]
     assert "ARG BASE=docker.io/library/python:3.11-slim" in IMAGE
     assert "--require-hashes" in IMAGE
+    # What the engine reads of it, without building it; the thorough run asks the engine.
+    last = IMAGE.rpartition("FROM ${BASE}")[2]
+    assert re.findall(r"^(USER|EXPOSE) (.*)$", last, re.MULTILINE) == [("USER", "1000"), ("EXPOSE", "8080")]
+    check = re.findall(r"^HEALTHCHECK (.*) \\\n +CMD (.*)$", last, re.MULTILINE)
+    assert [(one, "http://127.0.0.1:8080/health" in asked) for one, asked in check] == [
+        ("--interval=30s --timeout=3s --start-period=5s --retries=3", True)
+    ]
     assert COMPOSE["read_only"] is True
     assert COMPOSE["cap_drop"] == ["ALL"]
     assert COMPOSE["ports"] == ["127.0.0.1:8080:8080"]

@@ -146,6 +146,7 @@ CASES: list[Case] = [
 ]
 
 
+@pytest.mark.part_of("OPS-11", rest="manifests are validated and not applied to a cluster")
 @pytest.mark.parametrize(
     ("said", "words", "commands", "expected"),
     CASES,

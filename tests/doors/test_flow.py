@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import orjson
 import pytest
 
@@ -99,7 +100,10 @@ async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off
     async with opened(home) as ways:
         app, way = ways.app, ways.rows[door].call
         assert await ways.rows[door].listed("least") == ["notes.post", "notes.read", "notes.wait"]
-        assert await way(Wish("notes.read", {"text": "hello"}, token="least")) == Told("hello")
+        told = await way(Wish("notes.read", {"text": "hello"}, token="least"))
+        assert told == Told("hello")
+        promised = await ways.http.get("/v1/tools/notes.read", headers=ways.bearer("least"))
+        assert jsonschema_rs.validator_for(promised.json()["result_schema"]).is_valid(told.data)
 
         await app.journal.commit(lambda _: None)
         rows = app.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
@@ -125,9 +129,9 @@ async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off
 
         # Ten write to one account at once. What verifies is committed, what does not is undone, and neither is lost.
         posts = [Wish("notes.post", {"name": door, "cents": n}, key=f"{door}-{n}", token="least") for n in range(1, 11)]
-        told = await asyncio.gather(*map(way, posts))
-        assert [one.data for one in told] == [None if n % 2 else n for n in range(1, 11)]
-        assert {one.error and one.error[0] for one in told} == {None, "E3417"}
+        ends = await asyncio.gather(*map(way, posts))
+        assert [one.data for one in ends] == [None if n % 2 else n for n in range(1, 11)]
+        assert {one.error and one.error[0] for one in ends} == {None, "E3417"}
         assert ledger[door] == 2 + 4 + 6 + 8 + 10
         await app.journal.commit(lambda _: None)
         closed = [

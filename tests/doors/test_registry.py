@@ -139,6 +139,23 @@ async def test_what_is_registered_over_rest_stays_as_it_is(tmp_path: Path) -> No
         assert listed["version"] == "2.0.0"
 
 
+@pytest.mark.proves("REG-03")
+async def test_each_agent_has_its_own_version_of_a_tool_and_a_new_one_changes_nothing_for_them(tmp_path: Path) -> None:
+    async with opened(tmp_path) as clients:
+        app = clients.app
+        for name, versions in (("first", "^1.0.0"), ("second", "^2.0.0")):
+            clients.tokens[name] = await app.tokens.issue(
+                subject=did_of("bot"), tools=[ToolGrant("demo.answer", versions)], by=app.caller
+            )
+        # Each is published alone, in any order, while both agents are at work.
+        for published, second in (("1.1.0", None), ("2.0.0", "2.0.0"), ("1.0.0", "2.0.0"), ("3.0.0", "2.0.0")):
+            await app.add(versioned(published))
+            for door in DOORS:
+                assert await clients.ask(door, "demo.answer", version="^1.0.0", token="first") == Heard("1.1.0"), door
+                found = await clients.ask(door, "demo.answer", version="^2.0.0", token="second")
+                assert found.value == second, door
+
+
 # What an agent expects
 
 

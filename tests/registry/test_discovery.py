@@ -28,6 +28,7 @@ from interlock.doors.mcp.listing import Listing
 from interlock.settings import Settings
 from interlock.telemetry.alerts import Alert
 from interlock.upstreams.manager import PROBE_LIMIT_S
+from interlock.upstreams.mcp import sessions
 from interlock.upstreams.mcp.sessions import PROBE_S
 from interlock.upstreams.supervisor import Restarts
 from tests.registry.swapping import SETS
@@ -282,6 +283,24 @@ async def test_readiness_tells_upstreams_one_by_one(tmp_path: Path, monkeypatch:
         assert (status, parts["upstreams"]) == ("degraded", "degraded")
         assert (parts["upstreams.desk"], parts["upstreams.shop"]) == ("down", "healthy")
         assert (await app.call("shop.state")).ok
+
+
+@KEPT
+async def test_a_child_that_hangs_is_found_by_schedule_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "PROBE_S", 0.5)
+    async with Interlock.open(tmp_path, upstream_probe_s=0.05) as app:
+        watch, overlay = Watch(app), {"tools": {"state": READS}}
+        await app.upstreams.add("desk", "mcp", run(SCRIPTED), by=app.caller, overlay=overlay)
+        pid = await answering(app)
+        os.kill(pid, signal.SIGSTOP)
+        # Nobody calls it meanwhile.
+        assert "does not answer a health request" in (await watch.heard("UPSTREAM_UNAVAILABLE")).facts["reason"]
+        await watch.heard("UPSTREAM_AVAILABLE")
+        assert await answering(app) != pid
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 async def answering(app: Interlock) -> int:

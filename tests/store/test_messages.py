@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +23,7 @@ from interlock.net import redis
 from interlock.net.redis import MOST_BYTES
 from interlock.settings import load_settings
 from interlock.store.decisions import MOST_SUBJECTS
+from interlock.testing import FakeClock
 from tests.sample import TOOLS
 from tests.support.engines import FakeHttpEngine, http
 from tests.support.redis import Server
@@ -29,6 +31,7 @@ from tests.support.redis import Server
 __all__ = ["http"]
 
 PATIENCE_S = 120.0
+DOWN = Failure("E3502", "does not answer")
 ALICE, BOB = Caller(id="local:alice"), Caller(id="local:bob")
 
 
@@ -146,6 +149,7 @@ async def test_a_lost_subscription_drops_all_decisions_when_it_begins_again(
         assert await denied()
 
 
+@pytest.mark.proves("AUTH-06")
 async def test_an_order_reaches_every_process_without_redis_too(
     home: Path, http: FakeHttpEngine, make_redis: Callable[..., Server]
 ) -> None:
@@ -197,7 +201,7 @@ async def test_each_change_of_a_breaker_is_published_once(
         with redis_server.heard(BREAKERS) as messages:
             entries = [app.gateway.services.enter("bank", config) for app in (ours, theirs)]
             for entry in entries:
-                entry.done(Failure("E3502", "does not answer"))
+                entry.done(DOWN)
             assert await asyncio.to_thread(next, messages) == "bank:closed->open"
             await until(lambda: refused(ours) and refused(theirs))
             # A forged message changes nothing, and the next one is not about the same change again.
@@ -205,6 +209,33 @@ async def test_each_change_of_a_breaker_is_published_once(
             assert await asyncio.to_thread(next, messages) == "bank:open->closed"
             assert refused(ours)
             assert refused(theirs)
+
+
+@pytest.mark.proves("RESIL-03")
+async def test_every_step_of_a_breaker_is_published_as_it_is_on_record(
+    home: Path, http: FakeHttpEngine, redis_server: Server
+) -> None:
+    time = FakeClock()
+    config = CircuitBreakerConfig.model_validate({"failure_threshold": 1, "success_threshold": 2})
+    async with opened(home, http, redis=redis_server.url, clock=time.clock) as app:
+
+        async def ends(failure: Failure | None) -> None:
+            app.gateway.services.enter("bank", config).done(failure)
+            await app.gateway.services.settle()
+
+        with redis_server.heard(BREAKERS) as messages:
+            await ends(DOWN)
+            time.advance(config.timeout_seconds)
+            await ends(DOWN)
+            time.advance(config.timeout_seconds)
+            for _ in range(2):
+                await ends(None)
+            told = [await asyncio.to_thread(next, messages) for _ in range(5)]
+        rows = app.journal.reader.all("SELECT body FROM journal WHERE kind = 'registry' AND call = 'bank' ORDER BY seq")
+    recorded = [json.loads(body) for (body,) in rows]
+    assert told == [f"bank:{one['from']}->{one['to']}" for one in recorded]
+    steps = ["closed", "open", "half_open", "open", "half_open", "closed"]
+    assert told == [f"bank:{old}->{new}" for old, new in itertools.pairwise(steps)]
 
 
 @pytest.mark.proves("OPS-10")

@@ -608,10 +608,7 @@ async def test_long_reads_share_a_few_connections_that_the_server_may_end(home: 
     assert await asyncio.to_thread(gone, address, again)
 
 
-@pytest.mark.part_of(
-    "OPS-07",
-    rest="`clients`, `golden` and `integrations` on PostgreSQL, where six of their tests fail",
-)
+@pytest.mark.proves("OPS-07")
 async def test_callers_who_find_no_connection_free_are_served_or_told_to_wait(
     postgres_server: Server, tmp_path: Path
 ) -> None:

@@ -196,10 +196,7 @@ async def test_doctor_warns_where_the_server_allows_fewer_connections_than_the_p
 MEMORY = "RAISE EXCEPTION 'out of memory' USING ERRCODE = 'out_of_memory'"
 
 
-@pytest.mark.part_of(
-    "OPS-07",
-    rest="`clients`, `golden` and `integrations` on PostgreSQL, where six of their tests fail",
-)
+@pytest.mark.proves("OPS-07")
 async def test_a_server_without_memory_is_told_and_everything_goes_on_afterwards(tmp_path: Path, address: str) -> None:
     sample.reset()
     async with Interlock.open(tmp_path / "home", store=address, housekeeping=False) as app:

@@ -90,10 +90,12 @@ def contract_document(version: Version, availability: str, latencies: Latencies)
 
     It is the stored document, which was checked when the version was admitted; no model of it is loaded.
     """
+    from interlock.contract.executors import PROTOCOLS
     from interlock.data.explain import undocumented
 
     row, manifest = version.row, version.content.document
-    takes = Schema(manifest["parameters"], closed=manifest["protocol"] == "native", shared=True)
+    written_here = PROTOCOLS[manifest["protocol"]].written_here
+    takes = Schema(manifest["parameters"], closed=written_here, shared=True)
     return {
         "tool": row.address,
         "version": row.version,
@@ -107,7 +109,7 @@ def contract_document(version: Version, availability: str, latencies: Latencies)
         "manifest": {name: value for name, value in manifest.items() if name not in BESIDE_MANIFEST},
         "known_pairs": len(manifest.get("known_pairs", ())),
         "timeout": latencies.describe(f"{row.address}@{row.version}", manifest),
-        "warnings": list(undocumented(manifest["protocol"], manifest["parameters"])),
+        "warnings": [] if written_here else list(undocumented(manifest["parameters"])),
     }
 
 

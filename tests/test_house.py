@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from itertools import count, takewhile
@@ -9,6 +10,7 @@ from itertools import count, takewhile
 from interlock.call.endpoints import ENDPOINTS
 from interlock.contract.executors import EXECUTORS, PROTOCOLS
 from tests import house
+from tests.support.source import nodes_of
 
 MOST_IMPORTED = 15
 LONGEST_FILE = 500
@@ -94,6 +96,18 @@ def test_no_module_compares_with_the_name_of_a_row():
     assert house.comparisons_with("execution.kind", EXECUTORS) == []
     compared = {one.partition(":")[0] for one in house.comparisons_with("protocol", PROTOCOLS)}
     assert compared == OWN_PROTOCOL
+
+
+def test_endpoints_and_commands_do_not_reach_into_the_parts():
+    """They ask `api`; what it lets them do with the parts behind it stands there, once."""
+    outer = [one for name, one in house.modules().items() if name.startswith(("interlock.doors.", "interlock.cli."))]
+    reaching = [
+        f"{module.name}:{node.lineno}"
+        for module in outer
+        for node in nodes_of(module.tree, ast.Attribute)
+        if node.attr in {"gateway", "catalog", "journal", "verifier"}
+    ]
+    assert reaching == []
 
 
 def test_rights_are_checked_in_the_api():

@@ -14,6 +14,7 @@ from interlock.store import quarantine, tools, upstreams
 from interlock.store.port import Reader
 
 if TYPE_CHECKING:
+    from interlock.api.parts import Parts
     from interlock.registry.catalog import Catalog
     from interlock.registry.latency import Latencies
     from interlock.registry.version import Version
@@ -64,11 +65,15 @@ def version_at_rest(reader: Reader, path: Path, name: str, spec: str | None) -> 
 
     now_ms = home_at(path).now_ms(reader)
     catalog = Catalog(cast("Store", StoreAtRest(reader)), Clock(now_ms=lambda: now_ms), Path(os.devnull))
-    return at_once(any_version(catalog, name, spec))
+    return at_once(_any_version(catalog, name, spec))
 
 
-async def any_version(catalog: Catalog, name: str, spec: str | None) -> Version:
+async def any_version(parts: Parts, name: str, spec: str | None) -> Version:
     """A version to look at, also one that can no longer be called. Checks no rights."""
+    return await _any_version(parts.catalog, name, spec)
+
+
+async def _any_version(catalog: Catalog, name: str, spec: str | None) -> Version:
     if spec:
         found = (await catalog.versions(await catalog.address(name))).get(spec.lstrip("=v "))
         if found is not None:

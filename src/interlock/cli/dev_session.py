@@ -200,7 +200,7 @@ class Workshop:
                 self._page.failure(failure)
             return {"status": "failed", "invocation_id": None, "error": failure.envelope(self._out.trace_id)}
         viewer = await Local.of(self._app)
-        history = await find(self._app.journal, result.invocation_id)
+        history = await find(self._app, result.invocation_id)
         raised = self._causes.take()
         phases: list[str] = history.facts.get("phases") or []
         timeline = [f"Its phases: {' → '.join(phases)}."] if phases else []

@@ -121,11 +121,12 @@ async def grant(
     interlock approvals grant files.stage --caller research-7 \\
         --each 'files=/srv/site/*' --any-value options --uses 20 --expires 1d
     """
+    from interlock.api.approvals import contract_meant
     from interlock.core.errors import Failure
 
     bounds = TypedBounds(patterns, ranges, eaches, texts, values).check()
     by = await acting(app, token)
-    contract = (await app.catalog.resolve(tool, versions)).contract
+    contract = await contract_meant(app, tool, versions)
     who, tenant = await _caller_meant(app, caller, by)
     try:
         standing = await app.standing_approvals.grant(

@@ -164,7 +164,7 @@ async def show(app: Interlock, out: Output, /, tool: str, standard: bool) -> int
     from interlock.api.tool_listing import any_version, contract_document
 
     name, at, spec = tool.partition("@")
-    version = await any_version(app.catalog, name, spec if at else None)
+    version = await any_version(app, name, spec if at else None)
     if standard:
         from interlock.contract.standard.export import declaration, execution_profile, interface, permission_profile
 
@@ -302,7 +302,7 @@ async def diff(app: Interlock, out: Output, /, tool: str, old: str, new: str) ->
     from interlock.api.comparisons import compare_versions
     from interlock.api.tool_listing import any_version
 
-    before, after = [await any_version(app.catalog, tool, f"={version}") for version in (old, new)]
+    before, after = [await any_version(app, tool, f"={version}") for version in (old, new)]
     return _answer_diff(out, compare_versions(before, after))
 
 

@@ -80,9 +80,9 @@ class Local:
         alone = await app.is_alone(app.caller)
         if ticket is None:
             return cls(app, names, alone, [], [])
-        from interlock.api.approvals_at_rest import messages_about
+        from interlock.api.approvals_at_rest import messages_of
 
-        return cls(app, names, alone, *await app.journal.read(lambda reader: messages_about(reader, ticket.id)))
+        return cls(app, names, alone, *await messages_of(app, ticket.id))
 
     def name_of(self, who: str) -> str:
         return self._names.get(who, who)

@@ -82,6 +82,29 @@ def test_contracts_on_imports_name_every_package():
     assert contracts["imports point down only"]["exhaustive"] is True
 
 
+def test_endpoints_and_commands_import_no_lower_layer_for_types_either():
+    """The linter leaves out what only the type checker imports. `api.types` has the types that they name."""
+    linter = tomllib.loads((house.ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    found: list[str] = []
+    for contract in linter["contracts"]:
+        if "the api and vocabulary only" in contract["name"]:
+            (own,) = contract["source_modules"]
+            for name, module in house.modules().items():
+                if house.is_within(name, own):
+                    typed = house.imports(module, lazily=True, typed=True) - house.imports(module, lazily=True)
+                    forbidden = contract["forbidden_modules"]
+                    found += [f"{name} {one}" for one in typed if any(house.is_within(one, low) for low in forbidden)]
+    assert found == []
+
+
+def test_the_types_for_endpoints_and_commands_are_loaded_by_nobody():
+    """The module imports parts of every layer: loading it would make each command start as slowly as a server."""
+    at_run_time = [
+        name for name, one in house.modules().items() if "interlock.api.types" in house.imports(one, lazily=True)
+    ]
+    assert at_run_time == []
+
+
 def test_endpoints_do_not_import_each_other():
     rows = [one.module for one in ENDPOINTS.values()]
     for own in rows:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from itertools import count, takewhile
 
 from interlock.call.endpoints import ENDPOINTS
-from interlock.contract.executors import EXECUTORS
+from interlock.contract.executors import EXECUTORS, PROTOCOLS
 from tests import house
+from tests.support.source import nodes_of
 
 MOST_IMPORTED = 15
 LONGEST_FILE = 500
@@ -19,6 +21,8 @@ OVER_WITH_TYPES = 62
 SHARED_NAMES = 123
 # This number may only fall.
 DIRECT_IMPORTS_OF_COMMANDS = 4
+# The connector of `openapi` and `http` upstreams: its own definitions say of which of the two they are.
+OWN_PROTOCOL = {"interlock.upstreams.http", "interlock.upstreams.http_requests"}
 # Over the limit today. A number here may only fall; an entry that is no longer needed is removed.
 WIDE: dict[str, int] = {}
 # "Whoever" hides who is meant; the others are words that a reader has to guess at.
@@ -78,6 +82,29 @@ def test_contracts_on_imports_name_every_package():
     assert contracts["imports point down only"]["exhaustive"] is True
 
 
+def test_endpoints_and_commands_import_no_lower_layer_for_types_either():
+    """The linter leaves out what only the type checker imports. `api.types` has the types that they name."""
+    linter = tomllib.loads((house.ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    found: list[str] = []
+    for contract in linter["contracts"]:
+        if "the api and vocabulary only" in contract["name"]:
+            (own,) = contract["source_modules"]
+            for name, module in house.modules().items():
+                if house.is_within(name, own):
+                    typed = house.imports(module, lazily=True, typed=True) - house.imports(module, lazily=True)
+                    forbidden = contract["forbidden_modules"]
+                    found += [f"{name} {one}" for one in typed if any(house.is_within(one, low) for low in forbidden)]
+    assert found == []
+
+
+def test_the_types_for_endpoints_and_commands_are_loaded_by_nobody():
+    """The module imports parts of every layer: loading it would make each command start as slowly as a server."""
+    at_run_time = [
+        name for name, one in house.modules().items() if "interlock.api.types" in house.imports(one, lazily=True)
+    ]
+    assert at_run_time == []
+
+
 def test_endpoints_do_not_import_each_other():
     rows = [one.module for one in ENDPOINTS.values()]
     for own in rows:
@@ -90,6 +117,20 @@ def test_no_module_compares_with_the_name_of_a_row():
     """The rows of the tables say how endpoints and executors differ, so that a new one needs no other change."""
     assert house.comparisons_with("door", ENDPOINTS) == []
     assert house.comparisons_with("execution.kind", EXECUTORS) == []
+    compared = {one.partition(":")[0] for one in house.comparisons_with("protocol", PROTOCOLS)}
+    assert compared == OWN_PROTOCOL
+
+
+def test_endpoints_and_commands_do_not_reach_into_the_parts():
+    """They ask `api`; what it lets them do with the parts behind it stands there, once."""
+    outer = [one for name, one in house.modules().items() if name.startswith(("interlock.doors.", "interlock.cli."))]
+    reaching = [
+        f"{module.name}:{node.lineno}"
+        for module in outer
+        for node in nodes_of(module.tree, ast.Attribute)
+        if node.attr in {"gateway", "catalog", "journal", "verifier"}
+    ]
+    assert reaching == []
 
 
 def test_rights_are_checked_in_the_api():

@@ -30,6 +30,7 @@ from interlock.settings import Settings
 from interlock.store import layout
 from interlock.store.home import Home
 from interlock.store.homes import home_at
+from interlock.store.port import StoreError
 from interlock.store.signing import Signer
 from tests.support import forked
 from tests.support.chains import EARLIER, Account, Copy, count, echo, make_home, post
@@ -768,7 +769,7 @@ REWRITES = (
 async def test_the_running_program_has_no_right_to_change_or_remove_a_record(tmp_path: Path, statement: str) -> None:
     async with Interlock.open(tmp_path) as app:
         await app.add(echo)
-        with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+        with pytest.raises(StoreError, match="not authorized"):
             app.journal.writer._connection.execute(statement)  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(Failure, match="not authorized"):
             await app.journal.commit(lambda transaction: transaction.execute(statement))
@@ -798,7 +799,7 @@ async def test_the_running_program_cannot_go_round_its_guards(tmp_path: Path, st
         before = connection.total_changes
         try:
             connection.execute(statement)
-        except sqlite3.DatabaseError:
+        except StoreError:
             pass
         else:
             assert connection.total_changes == before
@@ -815,7 +816,7 @@ async def test_the_running_program_cannot_go_round_its_guards(tmp_path: Path, st
 def test_a_plain_connection_meets_the_triggers(original: Home, statement: str) -> None:
     with (
         opened(original) as db,
-        pytest.raises(sqlite3.DatabaseError, match="append-only"),
+        pytest.raises(StoreError, match="append-only"),
     ):
         db.execute(statement)
     assert verify(original).intact

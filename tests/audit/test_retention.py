@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -29,7 +28,7 @@ from interlock.store.connection import SqliteConnection
 from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.store.journal_connection import LOG_BYTES
-from interlock.store.port import Transaction
+from interlock.store.port import StoreError, Transaction
 from interlock.store.signing import Signer
 from tests.support.chains import echo
 from tests.support.retention import DAY_MS, Time, make_home, ms, stored
@@ -285,7 +284,7 @@ async def test_a_purge_that_fails_half_way_leaves_everything_as_it_was(
     before = verify(home)
 
     def full(*_: Any) -> bytes:
-        raise sqlite3.OperationalError("database or disk is full")
+        raise StoreError("database or disk is full")
 
     monkeypatch.setattr(retention, "anchor_head", full)
     with pytest.raises(Failure) as caught:
@@ -385,13 +384,13 @@ def test_no_head_can_be_claimed_that_a_segment_contradicts(purged: Home) -> None
 def test_even_a_plain_connection_cannot_delete_beyond_the_newest_segment(purged: Home) -> None:
     with (
         opened(purged) as db,
-        pytest.raises(sqlite3.DatabaseError, match="append-only"),
+        pytest.raises(StoreError, match="append-only"),
     ):
         db.execute("DELETE FROM journal WHERE seq = 6")
     for statement in ("UPDATE segment SET last_seq = 100 WHERE last_seq = 5", "DELETE FROM segment"):
         with (
             opened(purged) as db,
-            pytest.raises(sqlite3.DatabaseError, match="append-only"),
+            pytest.raises(StoreError, match="append-only"),
         ):
             db.execute(statement)
     assert verify(purged).intact

@@ -411,7 +411,7 @@ async def test_what_is_read_at_rest_is_what_an_open_data_directory_tells(cli: Cl
     (cli.home / "settings.toml").write_text("")
     assert [cli.ask(*words) for words in approvals] == at_rest
     async with Interlock.open(cli.home, housekeeping=False) as app:
-        version = await any_version(app.catalog, "demo.post", None)
+        version = await any_version(app, "demo.post", None)
         await app.measure()
         told = contract_document(version, app.availability(version.row), app.latencies)
         assert orjson.loads(orjson.dumps(told)) == shown

@@ -65,7 +65,7 @@ class World:
         return next(one for (body,) in rows if (one := orjson.loads(body)).get("approvalTicketId") == ticket)
 
     async def story(self, call: str) -> str:
-        return " ".join(explain(await find(self.app.journal, call, None, self.app.gateway.waiting_calls.open)))
+        return " ".join(explain(await find(self.app, call, None, self.app.gateway.waiting_calls.open)))
 
     async def check(self, told: Json | None, expected: Json, words: str) -> None:
         """The result, the record and the explanation say the same."""

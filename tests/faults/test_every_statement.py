@@ -26,7 +26,7 @@ from interlock.authority.keys import make_private
 from interlock.call.results import Result
 from interlock.registry import quarantine
 from interlock.store.home import Home
-from interlock.store.port import Changed, Unit
+from interlock.store.port import Changed, StoreError, Unit
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.store.transaction import Transaction
@@ -277,7 +277,7 @@ FLOWS: tuple[Callable[[Interlock, str], Coroutine[Any, Any, None]], ...] = (
     writing, undoing, telling_much, agreeing, refusing, saving, trusting, keeping_out, housekeeping,
 )  # fmt: skip
 ERRORS: tuple[Callable[[], Exception], ...] = (
-    lambda: sqlite3.OperationalError("disk I/O error"),
+    lambda: StoreError("disk I/O error"),
     lambda: Failure("E3604", "the key cannot be read"),
     lambda: ValueError("unforeseen"),
 )

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from interlock import Failure, Interlock
 from interlock.audit.chain import verify
 from interlock.store.home import Home
+from interlock.store.port import StoreError
 from interlock.store.writer import Writer
 from tests import sample
 from tests.crash.counter import effects, mark
@@ -62,7 +63,7 @@ async def test_an_effect_whose_record_could_not_be_written_is_recorded_at_the_ne
 
     def limited(self: Writer, batch: list[Any]) -> Any:
         if failing and any("SuccessWriter" in getattr(one.work, "__qualname__", "") for one in batch):
-            raise sqlite3.OperationalError("database or disk is full")
+            raise StoreError("database or disk is full")
         return apply(self, batch)
 
     monkeypatch.setattr(Writer, "_apply", limited)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import sys
 import threading
 from collections.abc import AsyncGenerator
@@ -17,7 +16,7 @@ from interlock import Caller, Context, Failure, Hook, Interlock, Request, Seen
 from interlock.api import background
 from interlock.audit.chain import verify
 from interlock.store.homes import home_at
-from interlock.store.port import Transaction
+from interlock.store.port import StoreError, Transaction
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
 from tests import sample
@@ -367,7 +366,7 @@ async def test_the_journals_writer_survives_a_disk_that_cannot_even_roll_back(
     app = await Interlock.open(home).start()
 
     def roll_back() -> None:
-        raise sqlite3.OperationalError("disk I/O error")
+        raise StoreError("disk I/O error")
 
     def broken(transaction: Transaction) -> None:
         raise ValueError("unit")
@@ -396,7 +395,7 @@ async def test_a_connection_that_cannot_roll_back_is_replaced(app: Interlock, mo
 
         def execute(self, statement: str, *_: Any) -> Any:
             if statement == "ROLLBACK":
-                raise sqlite3.OperationalError("disk I/O error")
+                raise StoreError("disk I/O error")
             return real.execute(statement, *_)
 
         def close(self) -> None:
@@ -405,7 +404,7 @@ async def test_a_connection_that_cannot_roll_back_is_replaced(app: Interlock, mo
     def broken(transaction: Transaction) -> None:
         raise ValueError("unit")
 
-    real: sqlite3.Connection = app.journal.writer._connection  # pyright: ignore[reportPrivateUsage]
+    real = app.journal.writer._connection  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(app.journal.writer, "_connection", Failing())
     async with asyncio.timeout(60):
         with pytest.raises(ValueError, match="unit"):

@@ -344,7 +344,7 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
     ):
         await interlock.upstreams.add("far", "mcp", run(SWAPPING, str(tmp_path)), by=interlock.caller, overlay=overlay)
         tools, others = Service(interlock).tools, Service(elsewhere).tools
-        listing = Listing(Service(interlock), Names(interlock.journal, interlock.clock))
+        listing = Listing(Service(interlock), Names(interlock))
 
         async def read() -> None:
             while not done:

@@ -10,7 +10,6 @@ import importlib
 import inspect
 import json
 import secrets
-import sqlite3
 import types
 import typing
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -24,10 +23,9 @@ from hypothesis import strategies as st
 
 from interlock.core.errors import Failure
 from interlock.store import idempotency, sealing
-from interlock.store.connection import SqliteConnection
 from interlock.store.expressions import last_element, member
 from interlock.store.home import Home
-from interlock.store.port import Reader
+from interlock.store.port import Reader, StatementError, StoreConnection, StoreError
 from interlock.store.port import Transaction as TransactionPort
 from interlock.store.postgres import connection as postgres
 from interlock.store.postgres import schema
@@ -42,7 +40,7 @@ DOCUMENTS = {"parts": "{}", "groups": "[]", "facts": "{}", "offered": "{}"}
 
 
 @pytest.fixture
-def sqlite(tmp_path: Path) -> Generator[SqliteConnection]:
+def sqlite(tmp_path: Path) -> Generator[StoreConnection]:
     with closing(Home(tmp_path).open_database()) as connection:
         yield connection
 
@@ -130,22 +128,22 @@ def answers(module: str, transaction: Transaction) -> Iterator[tuple[str, Any]]:
         try:
             answer = transaction.apart(called, function, transaction)
             transaction.write_later()
-        except (sqlite3.IntegrityError, Failure) as error:
+        except (StatementError, Failure) as error:
             answer = type(error)
         yield name, answer
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_repository_does_the_same_on_both_databases(
-    module: str, sqlite: SqliteConnection, on_postgres: postgres.PostgresConnection
+    module: str, sqlite: StoreConnection, on_postgres: postgres.PostgresConnection
 ) -> None:
     found: list[dict[str, Any]] = []
     for connection in (sqlite, on_postgres):
         connection.execute("BEGIN")
-        transaction = Transaction(connection, 0, bytes(32), 1_700_000_000_000)  # pyright: ignore[reportArgumentType]
+        transaction = Transaction(connection, 0, bytes(32), 1_700_000_000_000)
         body = b'{"call":"1","kind":"closed","tenant":"1","callerId":"1","toolId":"1","cost":{"total":2.5}}'
         transaction.append("closed", "1", body)
-        insert(connection.cursor(), transaction.rows)  # pyright: ignore[reportArgumentType]
+        insert(connection.statements(), transaction.rows)
         transaction.rows.clear()
         found.append(dict(answers(module, transaction)))
         connection.execute("COMMIT")
@@ -153,14 +151,14 @@ def test_a_repository_does_the_same_on_both_databases(
 
 
 def test_a_key_is_reserved_once_and_finished_with_or_without_an_outcome(
-    sqlite: SqliteConnection, on_postgres: postgres.PostgresConnection
+    sqlite: StoreConnection, on_postgres: postgres.PostgresConnection
 ) -> None:
     quotas = [("home", 10), ("tenant:1", 10), ("caller:1", 10)]
     rows = [idempotency.new_key(_key(name), b"ticket", quotas) for name in "abca"]
     found: list[Any] = []
     for connection in (sqlite, on_postgres):
         connection.execute("BEGIN")
-        transaction = Transaction(connection, 0, bytes(32), 1_700_000_000_000)  # pyright: ignore[reportArgumentType]
+        transaction = Transaction(connection, 0, bytes(32), 1_700_000_000_000)
         transaction.insert_early(rows[:3])
         idempotency.finish(transaction, b"a", "a", "done", b"sealed")
         transaction.write_later()
@@ -179,12 +177,12 @@ def _key(name: str) -> idempotency.NewKey:
 
 
 def test_rows_under_an_older_key_are_sealed_again(
-    tmp_path: Path, sqlite: SqliteConnection, on_postgres: postgres.PostgresConnection
+    tmp_path: Path, sqlite: StoreConnection, on_postgres: postgres.PostgresConnection
 ) -> None:
     box = sealing.Box(tmp_path / "keys")
     for connection in (sqlite, on_postgres):
         connection.execute("BEGIN")
-        transaction = Transaction(connection, 0, bytes(32), 1_700_000_000_000)  # pyright: ignore[reportArgumentType]
+        transaction = Transaction(connection, 0, bytes(32), 1_700_000_000_000)
         for place in sealing.LASTING:
             assert sealing.seal_again(box, place, place.before)(transaction) is None
         connection.execute("COMMIT")
@@ -215,7 +213,7 @@ VALUES = st.recursive(
     place=st.integers(0, 4),
 )
 def test_members_of_a_document_and_last_elements_of_lists_are_the_same_on_both_databases(
-    sqlite: SqliteConnection,
+    sqlite: StoreConnection,
     on_postgres: postgres.PostgresConnection,
     others: list[tuple[str, Any]],
     states: list[str] | None,
@@ -250,7 +248,7 @@ def test_the_ledger_refuses_to_be_changed(on_postgres: postgres.PostgresConnecti
         "TRUNCATE anchor",
         "INSERT INTO journal VALUES (1, 'closed', 'a', 'b'::bytea, 'c'::bytea)",
     ):
-        with pytest.raises(sqlite3.IntegrityError):
+        with pytest.raises(StatementError):
             on_postgres.execute(statement)
 
 
@@ -278,5 +276,5 @@ def test_a_runtime_role_can_read_the_ledger_and_add_to_it_and_no_more(postgres_s
             "DROP TABLE journal",
             "UPDATE alembic_version SET version_num = '9999'",
         ):
-            with pytest.raises(sqlite3.OperationalError, match=r"permission denied|must be owner"):
+            with pytest.raises(StoreError, match=r"permission denied|must be owner"):
                 runtime.execute(statement)

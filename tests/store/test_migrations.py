@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
@@ -20,6 +19,7 @@ from interlock.api.doctor import examine
 from interlock.store import migration, migration_list, schema_status, schema_version
 from interlock.store.home import Home
 from interlock.store.homes import home_at
+from interlock.store.port import StoreError
 from interlock.store.postgres import leases, schema, session
 from interlock.store.schema_version import SCHEMA_HEAD
 from tests import sample
@@ -196,7 +196,7 @@ async def test_a_migration_that_fails_leaves_the_schema_before_it_and_before_tho
     for _ in range(earlier):
         migration.down(home)
     made, kept = shape(home), rows(home)
-    with next_release(then="op.execute('SELECT nothing FROM nowhere')"), pytest.raises((Failure, sqlite3.Error)):
+    with next_release(then="op.execute('SELECT nothing FROM nowhere')"), pytest.raises((Failure, StoreError)):
         migration.up(home)
     assert (shape(home), rows(home)) == (made, kept)
     await goes_on(home)

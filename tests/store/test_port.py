@@ -12,10 +12,9 @@ import pytest_asyncio
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store import facts
-from interlock.store.connection import StoreError
 from interlock.store.home import Home
 from interlock.store.journal import Journal
-from interlock.store.port import Reader, Transaction
+from interlock.store.port import Reader, StoreError, Transaction
 from interlock.store.readers import Readers
 from interlock.store.signing import Signer
 

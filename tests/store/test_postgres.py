@@ -7,7 +7,6 @@ import errno
 import os
 import secrets
 import shutil
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -33,7 +32,7 @@ from interlock.store import facts, last_head, verify_reads
 from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.node_files import compare, differences, nodes
-from interlock.store.port import Reader, Transaction
+from interlock.store.port import Reader, StoreError, Transaction
 from interlock.store.postgres import leases
 from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.home import PostgresHome
@@ -239,12 +238,12 @@ async def test_a_lost_commit_counts_once_where_the_next_connection_is_cut_as_wel
     """The outcome is known, and the connection is lost again while the end of the chain is compared."""
     await journal.commit(count)
     Cut(journal, monkeypatch, arrives=True, error=CUT)
-    compare = failing_once(sqlite3.OperationalError("cut again"), last_head.refuse_lost)
+    compare = failing_once(StoreError("cut again"), last_head.refuse_lost)
 
     def cut(reader: PostgresConnection, *known: Any) -> None:
         try:
             compare(reader, *known)
-        except sqlite3.OperationalError:
+        except StoreError:
             reader.hang_up()
             raise
 
@@ -266,7 +265,8 @@ async def test_what_is_committed_counts_once_whatever_fails_after_it(
 
 def test_a_process_without_a_free_file_descriptor_is_told_that_the_store_cannot_be_reached(address: str) -> None:
     script = """
-import os, resource, sqlite3, sys
+import os, resource, sys
+from interlock.store.port import StoreError
 from interlock.store.postgres.connection import connected
 connected(sys.argv[1]).close()  # everything is loaded
 highest = max(map(int, os.listdir("/proc/self/fd")))
@@ -280,7 +280,7 @@ while True:
 for _ in range(6):
     try:
         connected(sys.argv[1]).close()
-    except sqlite3.OperationalError:
+    except StoreError:
         os.close(held.pop())
     else:
         break
@@ -308,7 +308,7 @@ async def test_a_process_that_ends_does_not_wait_for_ever_for_the_outcome_of_a_c
 
     def unreachable(_: PostgresConnection) -> None:
         tried.set()
-        raise sqlite3.OperationalError("nobody is there")
+        raise StoreError("nobody is there")
 
     monkeypatch.setattr(broken, "execute", cut)
     monkeypatch.setattr(PostgresConnection, "reopen", unreachable)

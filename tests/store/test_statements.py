@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tests.support.source import FOR_SQLITE, PACKAGE, parse, repositories
 
-DRIVERS = {"sqlite3", "sqlalchemy", "alembic"}
+DRIVERS = {"sqlite3", "psycopg", "sqlalchemy", "alembic"}
 STATEMENT = re.compile(
     r"\b(SELECT\s.*\bFROM\s|SELECT\s+1\b|INSERT\s+(OR\s+\w+\s+)?INTO\s|UPDATE\s+\w+\s+SET\s|DELETE\s+FROM\s|PRAGMA\s"
     r"|(CREATE|ALTER|DROP)\s+(TABLE|TRIGGER|INDEX|VIEW)\s|BEGIN\s+(IMMEDIATE|EXCLUSIVE|DEFERRED))",
@@ -30,7 +30,18 @@ OF_SQLITE_ONLY = re.compile(
     r"|group_concat|total_changes|last_insert_rowid|randomblob|zeroblob|quote|glob)\(",
 )
 # Types of the driver, by which a signature would bind its callers to one database.
-TYPES = re.compile(r"\bsqlite3\b|\b(Cursor|Connection)\b")
+TYPES = re.compile(r"\bsqlite3\b|\b(Cursor|Connection|Sqlite\w*)\b")
+# The same in the two classes that stand for a store: those of PostgreSQL may name types of their own driver.
+OF_SQLITE = re.compile(r"\bsqlite3\b|\bSqlite\w*\b")
+# Where errors of the driver are named. Everything else knows `StoreError` and its kinds.
+CONVERT_ERRORS = {
+    "backup.py": "the copy is written by the driver itself, page by page",
+    "connection.py": "converts them",
+    "journal.py": "short reads make failures of them at once",
+    "journal_connection.py": "applying the log has a connection of its own",
+    "migration.py": "those that SQLAlchemy passes on",
+    "vector_cache.py": "a file beside the store, whose errors nobody else hears of",
+}
 
 
 def outside() -> Iterator[str]:
@@ -58,11 +69,17 @@ def peculiarities(source: str) -> list[str]:
     tree = parse(source)
     texts = ((line, OF_SQLITE_ONLY.search(text)) for line, text in _texts(tree))
     found = [f"line {line}: {match[0]!r}" for line, match in texts if match]
+    return found + in_signatures(tree, TYPES)
+
+
+def in_signatures(tree: ast.Module, types: re.Pattern[str]) -> list[str]:
+    """The types that match in the signatures of a file."""
+    found: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             said = [one.annotation for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             words = " ".join(ast.unparse(one) for one in (*said, node.returns) if one is not None)
-            found += [f"line {node.lineno}: {match[0]} in a signature" for match in TYPES.finditer(words)]
+            found += [f"line {node.lineno}: {match[0]} in a signature" for match in types.finditer(words)]
     return found
 
 
@@ -145,6 +162,21 @@ def test_signatures_outside_of_the_store_name_no_type_of_the_driver() -> None:
     assert wrong == {}
 
 
+def test_what_stands_for_a_store_names_no_type_of_sqlite() -> None:
+    """A caller of a data directory must not be bound to one of the two databases, and no cast may say otherwise."""
+    store = PACKAGE / "store"
+    texts = {path.name: path.read_text() for path in (store / "home.py", *(store / "postgres").glob("*.py"))}
+    wrong = {name: found for name, text in texts.items() if (found := in_signatures(parse(text), OF_SQLITE))}
+    assert wrong == {}
+    assert [path.name for path in store.rglob("*.py") if re.search(r"cast\(\s*\"[\w.]*Sqlite", path.read_text())] == []
+
+
+def test_errors_of_the_driver_are_converted_in_few_places() -> None:
+    store = PACKAGE / "store"
+    naming = {path.name for path in store.rglob("*.py") if re.search(r"sqlite3\.\w*Error", path.read_text())}
+    assert naming == CONVERT_ERRORS.keys()
+
+
 def test_the_port_names_no_type_of_a_driver() -> None:
     assert faults((PACKAGE / "store" / "port.py").read_text()) == []
 
@@ -167,6 +199,7 @@ def test_what_only_sqlite_understands_is_found_and_common_sql_is_not() -> None:
         "def f(connection: sqlite3.Connection) -> None: ...",
         "def f(x: int, *, y: Connection | None = None) -> None: ...",
         "async def f() -> sqlite3.Cursor: ...",
+        "def f(connection: SqliteConnection) -> None: ...",
     )
     for source in wrong:
         assert peculiarities(source), source

@@ -22,7 +22,7 @@ from interlock.core.clock import Clock
 from interlock.store import turns
 from interlock.store.home import Home
 from interlock.store.journal import Journal
-from interlock.store.port import Transaction
+from interlock.store.port import StoreConnection, StoreError, Transaction
 from interlock.store.signing import Signer
 from interlock.store.turns import Turns
 
@@ -96,7 +96,7 @@ def places(home: Home) -> int:
     return count
 
 
-def head(connection: sqlite3.Connection) -> int:
+def head(connection: sqlite3.Connection | StoreConnection) -> int:
     return connection.execute("SELECT COALESCE(MAX(seq), 0) FROM journal").fetchone()[0]
 
 
@@ -145,7 +145,7 @@ def test_those_who_wait_have_their_turns_in_the_order_in_which_they_came(
     def wait(number: int) -> None:
         def execute(_: str) -> None:
             if not free.is_set():
-                raise sqlite3.OperationalError("database is locked")
+                raise StoreError("database is locked")
             order.append(number)
 
         with closing(Turns(home.turns)) as own:
@@ -211,7 +211,7 @@ def test_who_has_no_patience_passes_nobody_and_takes_no_place(home: Home) -> Non
 
     def locked(_: str) -> None:
         if not free.is_set():
-            raise sqlite3.OperationalError("database is locked")
+            raise StoreError("database is locked")
 
     def wait() -> None:
         with closing(Turns(home.turns)) as first:
@@ -238,7 +238,7 @@ async def test_a_process_that_others_wait_for_writes_little_at_a_time(
 
     def locked(_: str) -> None:
         if not free.is_set():
-            raise sqlite3.OperationalError("database is locked")
+            raise StoreError("database is locked")
 
     def wait() -> None:
         with closing(Turns(home.turns)) as other:

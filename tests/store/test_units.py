@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from interlock.core.errors import Failure
 from interlock.store import records
 from interlock.store.home import Home
 from interlock.store.journal import Journal
-from interlock.store.port import EarlyRow, Transaction, Unit
+from interlock.store.port import EarlyRow, StatementError, StoreError, Transaction, Unit
 from interlock.store.signing import Signer
 from interlock.store.writer import Writer
 from tests import rehearsal
@@ -66,7 +65,7 @@ WAYS: dict[str, Callable[[Transaction], Any]] = {
     "an iteration that ended": _raise(StopIteration()),
     "a statement that cannot be": lambda transaction: transaction.execute("SELECT FROM WHERE"),
     "a row that is there already": _again,
-    "a disk that fails": _raise(sqlite3.OperationalError("disk I/O error")),
+    "a disk that fails": _raise(StoreError("disk I/O error")),
 }
 
 
@@ -165,7 +164,7 @@ def submitted(journal: Journal, name: str, way: str) -> asyncio.Future[str]:
 async def test_a_unit_that_raises_leaves_nothing_in_the_tables_or_the_chain(journal: Journal, way: str) -> None:
     with pytest.raises(Exception) as raised:  # each way has its own, and none is a success
         await journal.commit(noting("alone", WAYS[way]))
-    assert not isinstance(raised.value, sqlite3.OperationalError), "the store's errors are told in its own words"
+    assert type(raised.value) is not StoreError, "the store's errors are told in its own words"
     assert present(journal, "alone") == (0, 0)
     assert await journal.commit(noting("alone")) == "alone"
     assert present(journal, "alone") == (1, 1)
@@ -196,7 +195,8 @@ async def test_rows_of_many_units_are_written_with_few_statements_and_found_by_t
 ) -> None:
     monkeypatch.setattr(Writer, "perform", staticmethod(run_once))
     statements: list[str] = []
-    journal.writer._connection.set_trace_callback(statements.append)  # pyright: ignore[reportPrivateUsage]
+    traced: Any = journal.writer._connection  # pyright: ignore[reportPrivateUsage]
+    traced.set_trace_callback(statements.append)
 
     def count(transaction: Transaction) -> int:
         return transaction.one("SELECT COUNT(*) FROM fact WHERE name LIKE 'row %'")[0]
@@ -208,7 +208,7 @@ async def test_rows_of_many_units_are_written_with_few_statements_and_found_by_t
     assert (
         sum("'row " in one for one in statements if one.startswith("INSERT INTO fact")) == 3 + 4
     )  # 64 + 4 + 2, then 16 + 8 + 4 + 2
-    journal.writer._connection.set_trace_callback(None)  # pyright: ignore[reportPrivateUsage]
+    traced.set_trace_callback(None)
 
 
 async def test_early_rows_of_many_units_are_inserted_with_few_statements_and_the_first_to_ask_gets_its_row(
@@ -217,12 +217,13 @@ async def test_early_rows_of_many_units_are_inserted_with_few_statements_and_the
     monkeypatch.setattr(Writer, "perform", staticmethod(run_once))
     await journal.commit(noting("taken"))
     statements: list[str] = []
-    journal.writer._connection.set_trace_callback(statements.append)  # pyright: ignore[reportPrivateUsage]
+    traced: Any = journal.writer._connection  # pyright: ignore[reportPrivateUsage]
+    traced.set_trace_callback(statements.append)
     rows = [
         early_row(name, f"row {number}") for number, name in enumerate(("a", "b", "taken", "a", *map(str, range(66))))
     ]
     answers = await asyncio.gather(*(journal.submit(asking(row), row) for row in rows))
-    journal.writer._connection.set_trace_callback(None)  # pyright: ignore[reportPrivateUsage]
+    traced.set_trace_callback(None)
     assert answers == ["row 0", "row 1", "", "", *(f"row {number}" for number in range(4, 70))]
     assert sum(one.startswith("INSERT INTO fact") for one in statements) == 3  # 64 + 4 + 2
     assert await journal.commit(asking(rows[0])) == ""
@@ -238,7 +239,7 @@ async def test_a_record_that_cannot_be_stored_fails_alone(journal: Journal) -> N
         return_exceptions=True,
     )
     assert (answers[0], answers[2]) == ("first", "third")
-    assert isinstance(answers[1], sqlite3.IntegrityError)
+    assert isinstance(answers[1], StatementError)
     assert present(journal, "first") == present(journal, "third") == (1, 1)
 
 

@@ -45,7 +45,7 @@ async def test_a_list_of_a_surface_takes_as_many_steps_in_a_large_catalog_as_in_
     options: dict[str, Any] = {"surface": "search", "surface_pinned": pinned, "clock": FakeClock().clock}
     async with Interlock.open(home, housekeeping=False, **options) as app:
         service = Service(app)
-        listing = Listing(service, Names(app.journal, app.clock))
+        listing = Listing(service, Names(app))
         steps: list[int] = []
         others = [offer(f"other_{number}", "One of the many others.") for number in range(200)]
         for more in (SHOWN, others):

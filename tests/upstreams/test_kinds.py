@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pydantic
 import pytest
@@ -19,11 +19,17 @@ from interlock.api.upstreams import Upstreams, addable_kinds
 from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.cli.upstream import add
 from interlock.contract import upstream_kinds
+from interlock.contract.executors import PROTOCOLS
+from interlock.contract.manifest import Manifest
 from interlock.contract.upstream_kinds import KINDS, UpstreamKind
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.upstreams.configuration import read_config
 from interlock.upstreams.kinds import Site
+
+
+def test_every_protocol_of_a_manifest_has_a_row() -> None:
+    assert set(get_args(Manifest.model_fields["protocol"].annotation)) == PROTOCOLS.keys()
 
 
 class ParrotConfig(pydantic.BaseModel, extra="forbid"):

@@ -20,6 +20,8 @@ from interlock.store.port import Store
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.call.results import Result
+    from interlock.contract.contract import Contract
 
 
 class Approvals:
@@ -56,6 +58,21 @@ class Approvals:
         ticket = await self._mine(ticket_id, by)
         return _ticket_document(await self._parts.approvals.deny(ticket.id, by=by, comment=comment))
 
+    async def waited_for(self, result: Result) -> tuple[Ticket, str]:
+        """The ticket that a pending call waits for, and a line for a requester who may not decide on it alone."""
+        ticket = await self._parts.approvals.show(result.metadata["pending"]["ticketId"])
+        return ticket, await self._must_leave(ticket.requester)
+
+    async def _must_leave(self, requester: str) -> str:
+        """A line for the user of this machine, who may not decide on their own call unless they are alone there."""
+        is_user = requester.startswith("local:")
+        if not is_user or await self._parts.is_alone(Caller(id=requester)):
+            return ""
+        return (
+            f"Somebody else than {requester} must do so. If {requester} is the only person on this machine, they say "
+            "so once with `interlock approvals alone`, and then decide themselves.\n"
+        )
+
     async def _ticket(self, ticket_id: str, by: Caller) -> Ticket:
         ticket = await self._mine(ticket_id, by)
         if not await shows(self._parts, ticket, by):
@@ -88,7 +105,7 @@ class Approvals:
         """Approve calls of one tool by one caller, or by a group (`group:NAME`), in advance, within bounds."""
         parts = self._parts
         who, tenant = await caller_meant(parts, caller, by)
-        contract = (await parts.catalog.resolve(tool, versions)).contract
+        contract = await contract_meant(parts, tool, versions)
         takes: Json = contract.input.model_facing.get("properties") or {}
         if unknown := sorted(arguments.keys() - takes.keys()):
             words = ", ".join(takes) or "no arguments"
@@ -111,6 +128,11 @@ class Approvals:
         if found is None or not await has_part(self._parts, found, by):
             raise Failure("E3702", f"no standing approval `{standing_id}`")
         return (await self._parts.standing_approvals.revoke(standing_id, by=by)).document()
+
+
+async def contract_meant(parts: Parts, tool: str, versions: str) -> Contract:
+    """The contract that a standing approval is checked against: the newest version in its range."""
+    return (await parts.catalog.resolve(tool, versions)).contract
 
 
 async def caller_meant(parts: Parts, who: str, by: Caller) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from interlock.api.parts import Parts
     from interlock.approvals.standing import Standing
     from interlock.approvals.ticket import Ticket
     from interlock.data.schema import Json
@@ -54,6 +55,11 @@ def must_leave(reader: Reader, ticket: Ticket) -> bool:
 
     person = Caller(id=f"local:{local_user()}")
     return ticket.requester == person.id and not is_alone(reader, person)
+
+
+async def messages_of(parts: Parts, ticket_id: str) -> tuple[list[str], list[Json]]:
+    """The same as `messages_about`, of an open data directory."""
+    return await parts.journal.read(lambda reader: messages_about(reader, ticket_id))
 
 
 def messages_about(reader: Reader, ticket_id: str) -> tuple[list[str], list[Json]]:

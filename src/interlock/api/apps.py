@@ -20,10 +20,12 @@ def is_for_apps(version: Version) -> bool:
     if '"visibility"' not in manifest:  # as nearly always: ten thousand tools are looked at in a row
         return False
     # Loaded here: no command without such tools needs what connects to upstreams.
+    from interlock.contract.executors import PROTOCOLS
     from interlock.data.untrusted import members, strings
 
     document = members(orjson.loads(manifest))
-    if document.get("protocol") != "mcp":
+    protocol = PROTOCOLS.get(str(document.get("protocol")))
+    if protocol is None or not protocol.mcp_form:
         return False
     stated = members(members(members(document.get("execution")).get("native")).get("_meta"))
     visible = strings(members(stated.get("ui")).get("visibility"))

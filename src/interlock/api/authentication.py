@@ -19,15 +19,14 @@ class Authentication:
     def __init__(self, parts: Parts) -> None:
         self._authority = parts.authority
         self.refusals = Refusals(parts.telemetry)
+        # The caller whose token has this digest (`bearer`), if it was verified before. The verifier's own function:
+        # every request of an endpoint would pass one more.
+        self.recall = parts.authority.tokens.verifier.recall
 
     def known(self, authorization: str | None) -> Caller | None:
         """The caller of an `Authorization` header that was verified before; None where `authenticate` must."""
         digest = bearer(authorization)
         return None if digest is None else self.recall(digest)
-
-    def recall(self, digest: bytes) -> Caller | None:
-        """The same by the digest of the token (`bearer`)."""
-        return self._authority.tokens.verifier.recall(digest)
 
     async def authenticate(self, authorization: str | None) -> Caller:
         """The caller of an `Authorization` header. E3212 without one; E3201, E3202, E3203 or E3207 for a bad one."""

@@ -11,9 +11,8 @@ from interlock.authority import budgets
 from interlock.authority.budgets import Use, task_cost
 from interlock.core.amounts import MILLION, millionths
 from interlock.core.clock import iso
-from interlock.store.connection import StoreError
 from interlock.store.failures import store_failure
-from interlock.store.port import Reader
+from interlock.store.port import Reader, StoreError
 
 if TYPE_CHECKING:
     from interlock.api.audit import Audit

@@ -99,7 +99,7 @@ class CallRecords:
         from interlock.api.history import find
 
         parts = self._parts
-        history = await find(parts.journal, call, by)
+        history = await find(parts, call, by)
         ref = f"payload:{history.facts.get('replayOf') or history.call}"
         if not await parts.journal.read(lambda reader: payloads.exists(reader, ref)):
             files = "its files: interlock calls save" if history.facts.get("artifacts") else "see interlock calls show"

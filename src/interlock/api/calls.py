@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.background_calls import BackgroundCalls
@@ -80,6 +81,11 @@ class Calls:
 
     # Making
 
+    @cached_property
+    def finish(self) -> Callable[[RunningRead], Coroutine[Any, Any, Result]]:
+        """Wait for a read that `begin` has begun; returns its result. If it is cancelled, that is put on record."""
+        return self._parts.gateway.finish  # not called from here: a read would pass one more function
+
     async def invoke(
         self,
         ask: Ask,
@@ -123,8 +129,8 @@ class Calls:
     ) -> Result | RunningRead | None:
         """Begin a call with arguments and a trace and nothing else, if it may take the fast path.
 
-        `tool` is what the catalog has for the address. Returns the result, or a read of which `Gateway.finish` returns
-        it. None if nothing has happened: `invoke` makes the call.
+        `tool` is what the catalog has for the address. Returns the result, or a read of which `finish` returns it. None
+        if nothing has happened: `invoke` makes the call.
         """
         request = Request(
             address, arguments, caller, None, None, None, "", trace, None, None, False, "invoke", native, None, door
@@ -333,6 +339,10 @@ class Calls:
         if why == "discard":
             await self.background.discard(call_id, caller)
         return answer
+
+    def interrupt(self, call_id: str) -> str:
+        """The same for a call of this process whose client is gone. It need not be on record yet."""
+        return self._parts.cancel_here(call_id, "interruption")
 
     async def resume(self, call_id: str, caller: Caller) -> Result:
         """Go on with a call that a person has agreed to. Nothing else can be resumed: no profile states it (E3109)."""

@@ -40,7 +40,7 @@ async def tools_of(parts: Parts, target: str) -> list[Tool[..., Any]]:
     """The tools of a file, a module or a manifest; or the registered one that goes by this name."""
     name, at, spec = target.partition("@")
     if "/" not in target and await parts.catalog.versions(await parts.catalog.address(name)):
-        return [(await any_version(parts.catalog, name, spec if at else None)).bound]
+        return [(await any_version(parts, name, spec if at else None)).bound]
     return load(target)[1]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from interlock.approvals.ticket import Ticket
     from interlock.call.context import Caller
     from interlock.data.schema import Json
-    from interlock.store.port import Reader, Store
+    from interlock.store.port import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +103,14 @@ class History:
 
 
 async def find(
-    journal: Store, name: str, by: Caller | None = None, opened: Callable[[Ticket], Ticket] | None = None
+    parts: Parts, name: str, by: Caller | None = None, opened: Callable[[Ticket], Ticket] | None = None
 ) -> History:
     """The call of this id, or the only one whose id begins so. E3702 when there is none, or more than one.
 
     INVARIANT: a caller of another tenant learns of that tenant's calls only.
     """
     tenant = None if by is None or by.tenant == "local" else by.tenant
-    return await journal.read(lambda reader: find_in(reader, name, tenant, opened))
+    return await parts.journal.read(lambda reader: find_in(reader, name, tenant, opened))
 
 
 async def story(parts: Parts, call_id: str, *, by: Caller, door: str) -> History:
@@ -119,7 +119,7 @@ async def story(parts: Parts, call_id: str, *, by: Caller, door: str) -> History
     from interlock.api.rights import require
 
     require(by, "audit:read", "reading the audit journal")
-    history = await find(parts.journal, call_id, by, lambda ticket: ticket.opened(parts.box))
+    history = await find(parts, call_id, by, lambda ticket: ticket.opened(parts.box))
     await Audit(parts).note("explain", {"subject": history.call}, by=by, door=door)
     return history
 

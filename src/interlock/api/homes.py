@@ -76,8 +76,8 @@ def reading(path: Path) -> Generator[Reader]:
 def failure_of(error: Exception) -> Failure:
     """The failure that an exception stands for: of the store, of the machine, or inside Interlock."""
     from interlock.core.errors import Failure
-    from interlock.store.connection import StoreError
     from interlock.store.failures import no_room, store_failure
+    from interlock.store.port import StoreError
 
     if isinstance(error, Failure):
         return error

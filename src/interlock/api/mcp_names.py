@@ -10,12 +10,16 @@ plain address, and the name with our id, are understood as well.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from interlock.contract.wire_names import LONGEST
 from interlock.contract.wire_names import mcp_name as shown
-from interlock.core.clock import Clock
 from interlock.store import tools
-from interlock.store.port import Reader, Store
+from interlock.store.port import Reader
 from interlock.upstreams.own_names import over_mcp
+
+if TYPE_CHECKING:
+    from interlock.api.parts import Parts
 
 UI = "ui://"
 _MOST_NAMES, _LONG = 1000, 200
@@ -24,12 +28,12 @@ _MOST_NAMES, _LONG = 1000, 200
 class Names:
     """Both ways between addresses and names, over one home."""
 
-    def __init__(self, journal: Store, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, parts: Parts) -> None:
+        self._clock = parts.clock
         self._own: dict[str, str] = {}  # address -> name at its upstream
         self._looked_up: dict[str, str] = {}  # names that cannot be read -> address
         self._read: dict[str, str] = {}  # names that were read -> address
-        self._changes = journal.changes
+        self._changes = parts.journal.changes
         self._changes.watch(("registry", "upstreams"), _own_and_long, self._changed)
 
     def of(self, address: str) -> str:

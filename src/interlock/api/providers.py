@@ -82,7 +82,7 @@ class Providers:
         own = (key or asked.id) if contract.mutation.writes else None
         ask = Ask(version.row.address, arguments, key=own, session=session, trace=trace, native=ids)
         result = await self._calls.invoke(ask, caller, door=door)
-        blocks = contract.manifest.protocol == "mcp"
+        blocks = contract.mcp_form
         parts = parts_of(result, await self._files(asked.provider, result, caller), blocks=blocks)
         failed = not result.ok and not result.pending
         return ProviderOutcome(result, *answer(asked, parts, failed=failed, value=_as_data(result, blocks=blocks)))

@@ -9,6 +9,7 @@ from interlock.data.canonical import purpose_secret
 from interlock.store import facts
 
 if TYPE_CHECKING:
+    from interlock.api.parts import Parts
     from interlock.store.journal import Journal
 
 
@@ -18,6 +19,11 @@ async def home_secret(journal: Journal) -> bytes:
     if known is None:
         raise Failure("E3108", "the data directory has no key secret yet")
     return bytes.fromhex(known)
+
+
+async def shared_secret(parts: Parts, purpose: str) -> bytes:
+    """The same key, of an open data directory."""
+    return await secret_for(parts.journal, purpose)
 
 
 async def secret_for(journal: Journal, purpose: str) -> bytes:

@@ -14,6 +14,7 @@ from interlock.store import quarantine, tools, upstreams
 from interlock.store.port import Reader
 
 if TYPE_CHECKING:
+    from interlock.api.parts import Parts
     from interlock.registry.catalog import Catalog
     from interlock.registry.latency import Latencies
     from interlock.registry.version import Version
@@ -64,11 +65,15 @@ def version_at_rest(reader: Reader, path: Path, name: str, spec: str | None) -> 
 
     now_ms = home_at(path).now_ms(reader)
     catalog = Catalog(cast("Store", StoreAtRest(reader)), Clock(now_ms=lambda: now_ms), Path(os.devnull))
-    return at_once(any_version(catalog, name, spec))
+    return at_once(_any_version(catalog, name, spec))
 
 
-async def any_version(catalog: Catalog, name: str, spec: str | None) -> Version:
+async def any_version(parts: Parts, name: str, spec: str | None) -> Version:
     """A version to look at, also one that can no longer be called. Checks no rights."""
+    return await _any_version(parts.catalog, name, spec)
+
+
+async def _any_version(catalog: Catalog, name: str, spec: str | None) -> Version:
     if spec:
         found = (await catalog.versions(await catalog.address(name))).get(spec.lstrip("=v "))
         if found is not None:
@@ -90,10 +95,12 @@ def contract_document(version: Version, availability: str, latencies: Latencies)
 
     It is the stored document, which was checked when the version was admitted; no model of it is loaded.
     """
+    from interlock.contract.executors import PROTOCOLS
     from interlock.data.explain import undocumented
 
     row, manifest = version.row, version.content.document
-    takes = Schema(manifest["parameters"], closed=manifest["protocol"] == "native", shared=True)
+    written_here = PROTOCOLS[manifest["protocol"]].written_here
+    takes = Schema(manifest["parameters"], closed=written_here, shared=True)
     return {
         "tool": row.address,
         "version": row.version,
@@ -107,7 +114,7 @@ def contract_document(version: Version, availability: str, latencies: Latencies)
         "manifest": {name: value for name, value in manifest.items() if name not in BESIDE_MANIFEST},
         "known_pairs": len(manifest.get("known_pairs", ())),
         "timeout": latencies.describe(f"{row.address}@{row.version}", manifest),
-        "warnings": list(undocumented(manifest["protocol"], manifest["parameters"])),
+        "warnings": [] if written_here else list(undocumented(manifest["parameters"])),
     }
 
 

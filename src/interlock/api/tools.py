@@ -27,6 +27,7 @@ from interlock.registry.version import Version
 if TYPE_CHECKING:
     from interlock.api.comparisons import Expected, Match
     from interlock.api.parts import Parts
+    from interlock.registry.catalog import Catalog
 
 __all__ = ["DEFAULT_LIMIT", "PAGE", "Page", "Tools", "sees", "usable"]
 
@@ -43,11 +44,23 @@ class Page:
     cursor: str | None
 
 
+class NamedTools:
+    """Tools by the names that calls have for them. It checks no right: the call does.
+
+    The functions are the catalog's own. The look-up is part of every call, which would pass one more function.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.at_hand, self.prepared, self.known = catalog.at_hand, catalog.prepared, catalog.known
+        self.resolve, self.exact, self.addresses = catalog.resolve, catalog.exact, catalog.addresses
+
+
 class Tools:
     """The catalog as one caller sees it."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.named = NamedTools(parts.catalog)
         self.exclusions = Exclusions(parts.settings.surface_excluded, parts.settings.surface_models)
         self.denials = Denials(parts)
         self.index = self._search = Search(parts, lambda caller, among: self.seen(caller, among=among), self.denials)

@@ -19,7 +19,7 @@ import orjson
 from interlock.core.clock import iso
 from interlock.core.record import dataclass
 from interlock.store import verify_reads
-from interlock.store.connection import StoreError
+from interlock.store.port import StoreError
 
 if TYPE_CHECKING:
     from interlock.data.schema import Json

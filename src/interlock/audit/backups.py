@@ -26,13 +26,13 @@ from interlock.core.record import NamedTuple
 from interlock.net.s3 import is_address
 from interlock.store import facts
 from interlock.store.backup import Copy, Progress, contents, copied
-from interlock.store.connection import StoreError
 from interlock.store.copying import Contents, filled
 from interlock.store.copying import contents as read_contents
 from interlock.store.home import Home
 from interlock.store.homes import scratch_home
 from interlock.store.inspection import opened
 from interlock.store.last_head import ends
+from interlock.store.port import StoreError
 
 if TYPE_CHECKING:
     from interlock.audit.archive import Tier

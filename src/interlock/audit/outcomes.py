@@ -24,7 +24,7 @@ from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.data.canonical import decode, digest, key_scope, sealed_digest
 from interlock.store import timekeeping, verify_reads
-from interlock.store.connection import StoreError
+from interlock.store.port import StoreError
 
 if TYPE_CHECKING:
     from interlock.data.schema import Json

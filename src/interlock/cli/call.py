@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from interlock.api.interlock import Interlock
-    from interlock.approvals.ticket import Ticket
+    from interlock.api.types import Ticket
     from interlock.call.phases import Request
     from interlock.call.results import Result
     from interlock.cli.output import Output
@@ -208,7 +208,7 @@ async def call(
     except Failure as failure:
         # Refused like any call: as a result, and on record.
         refused = Request(tool=name, arguments={}, caller=None, door="cli")
-        return await answer(app, out, await app.gateway.decline(refused, failure))
+        return await answer(app, out, await app.decline(refused, failure))
     if app.settings.surface_excluded:
         caller = app.tools.exclusions.applied(caller)
     request = Request(
@@ -222,7 +222,7 @@ async def call(
     )
     clear_credentials(app.settings)
     with out.working(""):
-        result = await app.gateway.invoke(request)
+        result = await app.make(request)
     if result.pending and wait_s is not None:
         result = await _wait(app, out, request, result, wait_s)
     if result.error is not None and result.error.code == "E3101" and token is None:
@@ -276,7 +276,7 @@ async def _wait(app: Interlock, out: Output, request: Request, pending: Result, 
             # Another process has gone on with it; under its key the call is answered with what came of that.
             if request.key is None:
                 raise Failure("E3410", f"another process went on with it; see interlock calls show {ticket.call}")
-            pending = await app.gateway.invoke(request)
+            pending = await app.make(request)
     return pending
 
 

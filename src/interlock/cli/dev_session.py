@@ -27,10 +27,9 @@ from interlock.core.expressions import expression
 if TYPE_CHECKING:
     from interlock.api.drafts import Draft, DraftSession
     from interlock.api.interlock import Interlock
+    from interlock.api.types import Stamp, Version
     from interlock.call.results import Result
     from interlock.cli.render import Page
-    from interlock.registry.drafts import Stamp
-    from interlock.registry.version import Version
 
 Json = dict[str, Any]
 
@@ -200,7 +199,7 @@ class Workshop:
                 self._page.failure(failure)
             return {"status": "failed", "invocation_id": None, "error": failure.envelope(self._out.trace_id)}
         viewer = await Local.of(self._app)
-        history = await find(self._app.journal, result.invocation_id)
+        history = await find(self._app, result.invocation_id)
         raised = self._causes.take()
         phases: list[str] = history.facts.get("phases") or []
         timeline = [f"Its phases: {' → '.join(phases)}."] if phases else []

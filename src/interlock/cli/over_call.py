@@ -39,6 +39,6 @@ def over_call(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
         from interlock.api.history import find
 
         caller = await acting(app, token)
-        return await body(app, out, TargetCall(await find(app.journal, call_id, caller), caller, token), **given)
+        return await body(app, out, TargetCall(await find(app, call_id, caller), caller, token), **given)
 
     return run

@@ -83,7 +83,7 @@ async def _read(app: Interlock, name: str, caller: Caller) -> tuple[str, bytes]:
         name = await app.records.payload_of(name, by=caller)
     body = await app.read_payload(name, caller=caller)
     if is_file(name):
-        history = await find(app.journal, name[len("payload:") :].partition(".")[0])
+        history = await find(app, name[len("payload:") :].partition(".")[0])
         artifacts.check({one: body for one in history.artifacts if one.ref == name})
     return name, body
 

@@ -293,7 +293,7 @@ async def _prepare(app: Interlock, given: dict[str, Any]) -> None:
         for found in await app.add_from(target):
             if not found.admitted:
                 raise found.verdict.failure(found.tool)
-    if not given["bare"] and not await app.catalog.addresses():
+    if not given["bare"] and not await app.tools.named.addresses():
         await app.add_from("interlock.demo_tools")
 
 
@@ -316,7 +316,7 @@ async def _tell(out: Output, app: Interlock, listening: Listening, server: Serve
     host = listening.names[0] if listening.names else "127.0.0.1" if everywhere else listening.host
     host = f"[{host}]" if ":" in host else host
     base = listening.public_url or f"{scheme}://{host}:{server.port}"
-    tools = await app.catalog.addresses()
+    tools = await app.tools.named.addresses()
     places = list(addresses(base, host, server.ports))
     document: dict[str, Any] = {"base_url": base, **{one.name: one.url for one in places}}
     document |= {"tools": len(tools), "home": str(app.home.path), "token": token}

@@ -16,11 +16,10 @@ from interlock.cli.viewer import AtRest, Local, Remote, Viewer
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
-    from interlock.approvals.standing import Standing
+    from interlock.api.types import Reader, Standing
     from interlock.call.context import Caller
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
-    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 
@@ -121,11 +120,12 @@ async def grant(
     interlock approvals grant files.stage --caller research-7 \\
         --each 'files=/srv/site/*' --any-value options --uses 20 --expires 1d
     """
+    from interlock.api.approvals import contract_meant
     from interlock.core.errors import Failure
 
     bounds = TypedBounds(patterns, ranges, eaches, texts, values).check()
     by = await acting(app, token)
-    contract = (await app.catalog.resolve(tool, versions)).contract
+    contract = await contract_meant(app, tool, versions)
     who, tenant = await _caller_meant(app, caller, by)
     try:
         standing = await app.standing_approvals.grant(

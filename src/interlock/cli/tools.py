@@ -21,9 +21,9 @@ from interlock.cli.output import Output, Session
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
+    from interlock.api.types import Reader
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
-    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 
@@ -164,7 +164,7 @@ async def show(app: Interlock, out: Output, /, tool: str, standard: bool) -> int
     from interlock.api.tool_listing import any_version, contract_document
 
     name, at, spec = tool.partition("@")
-    version = await any_version(app.catalog, name, spec if at else None)
+    version = await any_version(app, name, spec if at else None)
     if standard:
         from interlock.contract.standard.export import declaration, execution_profile, interface, permission_profile
 
@@ -302,7 +302,7 @@ async def diff(app: Interlock, out: Output, /, tool: str, old: str, new: str) ->
     from interlock.api.comparisons import compare_versions
     from interlock.api.tool_listing import any_version
 
-    before, after = [await any_version(app.catalog, tool, f"={version}") for version in (old, new)]
+    before, after = [await any_version(app, tool, f"={version}") for version in (old, new)]
     return _answer_diff(out, compare_versions(before, after))
 
 

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from interlock.api.interlock import Interlock
-    from interlock.approvals.ticket import Ticket
+    from interlock.api.types import Reader, Ticket
     from interlock.cli.remote import Server
-    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 _DID = r"did:[a-z0-9]+:[\w.:%-]*\w"
@@ -80,9 +79,9 @@ class Local:
         alone = await app.is_alone(app.caller)
         if ticket is None:
             return cls(app, names, alone, [], [])
-        from interlock.api.approvals_at_rest import messages_about
+        from interlock.api.approvals_at_rest import messages_of
 
-        return cls(app, names, alone, *await app.journal.read(lambda reader: messages_about(reader, ticket.id)))
+        return cls(app, names, alone, *await messages_of(app, ticket.id))
 
     def name_of(self, who: str) -> str:
         return self._names.get(who, who)

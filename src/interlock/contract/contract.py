@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from interlock.contract.admitted import Admitted
+from interlock.contract.executors import PROTOCOLS
 from interlock.contract.timeouts import CLASS_MAX_S, TimeoutPolicy, stated_policy
 from interlock.core.errors import ErrorClass, ErrorCode, Failure
 from interlock.core.record import dataclass
@@ -123,6 +124,11 @@ class Contract:
         """Whether the tool is a function of this process, outside any sandbox."""
         return self.manifest.sandbox is None and self.manifest.runs_as.in_process
 
+    @property
+    def mcp_form(self) -> bool:
+        """Whether definition and results are those of an MCP server, which are passed on as such."""
+        return PROTOCOLS[self.manifest.protocol].mcp_form
+
     @cached_property
     def tolerates_off_schema(self) -> bool:
         """Whether a result of an upstream that does not fit the schema is passed on with a warning."""
@@ -136,7 +142,8 @@ class Contract:
         """The documentation that the input schema of a discovered tool lacks. A tool for Interlock would be refused."""
         from interlock.data.explain import undocumented
 
-        return undocumented(self.manifest.protocol, self.manifest.parameters)
+        written_here = PROTOCOLS[self.manifest.protocol].written_here
+        return () if written_here else undocumented(self.manifest.parameters)
 
     @cached_property
     def delivers(self) -> Json:
@@ -206,7 +213,7 @@ def contract_of(manifest: Manifest) -> Contract:
         raise Failure("E3105", "idempotency.key is caller, except for tools of an upstream, whose operator decides")
     writes = manifest.mutation_class != "read_only"
     # A manifest is not changed once it is read: its contracts, of which admission makes several, share its schemas.
-    takes = Schema(manifest.parameters, closed=manifest.protocol == "native", shared=True)
+    takes = Schema(manifest.parameters, closed=PROTOCOLS[manifest.protocol].written_here, shared=True)
     if not takes.can_hide:
         raise Failure("E3105", "/parameters: a field that is x-internal is named by a condition, where it would show")
     return Contract(

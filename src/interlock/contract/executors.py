@@ -3,6 +3,8 @@
 A row says everything about a kind that others need to know: which manifests are accepted, how a tool is made of one,
 how the gateway treats its calls, and the module that runs them. That module has a function `make(site)` that returns an
 `Executor` (`interlock.executors.site`). It is named here and imported by the gateway only: a contract runs nothing.
+
+What tools of one executor do differently follows from their `protocol`, which has a table of its own (`PROTOCOLS`).
 """
 
 from __future__ import annotations
@@ -74,6 +76,31 @@ EXECUTORS: Final[Mapping[str, ExecutorKind]] = {
 def kinds() -> list[str]:
     """The names of all kinds."""
     return list(EXECUTORS)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolProtocol:
+    """The traits of the tools of one `protocol`, which a manifest states.
+
+    `written_here`: the tool was declared for Interlock, so its input is closed, and each field needs a description and
+    an example. `mcp_form`: its definition and its results are those of an MCP server, and are passed on as such.
+    `reports_progress`: a call can report progress, whatever runs it. `standard` is where its tools run, in the words of
+    Agent Tool, if they run at a service.
+    """
+
+    written_here: bool = False
+    mcp_form: bool = False
+    reports_progress: bool = False
+    standard: Literal["mcp", "api", "remote"] = "remote"
+
+
+PROTOCOLS: Final[Mapping[str, ToolProtocol]] = {
+    "native": ToolProtocol(written_here=True),
+    "mcp": ToolProtocol(mcp_form=True, reports_progress=True, standard="mcp"),
+    "openapi": ToolProtocol(standard="api"),
+    "langchain": ToolProtocol(),
+    "custom": ToolProtocol(),
+}
 
 
 def kind_of(name: str) -> ExecutorKind:

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from interlock.contract import executors
 from interlock.contract.examples import KnownPair, RecordedExample
-from interlock.contract.executors import OWN_DESCRIPTION, ExecutorKind
+from interlock.contract.executors import OWN_DESCRIPTION, PROTOCOLS, ExecutorKind
 from interlock.contract.recipes import Recipe
 from interlock.contract.texts import (
     Day,
@@ -569,7 +569,7 @@ class Manifest(ManifestPart):
     @property
     def reports_progress(self) -> bool:
         """Whether a call can report progress: functions and MCP servers can; programs and other services cannot."""
-        return self.runs_as.reports_progress or self.protocol == "mcp"
+        return self.runs_as.reports_progress or PROTOCOLS[self.protocol].reports_progress
 
     def document(self) -> Json:
         """The manifest as JSON, without defaults."""

@@ -19,12 +19,13 @@ class UpstreamKind:
     """One kind of upstream.
 
     `help` is for a kind that a file configures: the help of its command in `interlock upstream add`, with an example.
-    `protocol` and `tool_kind` are what the manifests of its tools say. With `named_secrets` its configuration takes
-    any number of secrets by name (`credentials`), otherwise one (`auth`). `in_process`: its tools run in this process,
-    so that it is never added through an endpoint. `offers_content`: an upstream of this kind has resources and prompts
-    too, and its connector is a `ContentConnector`. `of_clients`: servers in configuration files of agents are of
-    this kind; there is one such kind. `on_machine` are the fields of its configuration that use the machine the server
-    runs on, such as a program to start or a file to read: an endpoint refuses a configuration with one of them.
+    `protocol` (a row of `executors.PROTOCOLS`) and `tool_kind` are what the manifests of its tools say. With
+    `named_secrets` its configuration takes any number of secrets by name (`credentials`), otherwise one (`auth`).
+    `in_process`: its tools run in this process, so that it is never added through an endpoint. `offers_content`: an
+    upstream of this kind has resources and prompts too, and its connector is a `ContentConnector`. `of_clients`:
+    servers in configuration files of agents are of this kind; there is one such kind. `on_machine` are the fields of
+    its configuration that use the machine the server runs on, such as a program to start or a file to read: an endpoint
+    refuses a configuration with one of them.
     """
 
     module: str

@@ -171,13 +171,11 @@ _MOST_SPOTS = 10_000
 _MOST_UNDOCUMENTED = 20
 
 
-def undocumented(protocol: str, document: Mapping[str, Any]) -> tuple[str, ...]:
+def undocumented(document: Mapping[str, Any]) -> tuple[str, ...]:
     """List the properties of the input schema of a discovered tool that have no description or no example.
 
-    A tool that was written for Interlock (`native`) would have been refused.
+    A tool that was written for Interlock would have been refused.
     """
-    if protocol == "native":
-        return ()
     root = dict(document)
     found: dict[str, None] = {}
     for spot, given in filter(None, _properties(root, _Spot(root, "", "", ()))):

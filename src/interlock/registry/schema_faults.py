@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from interlock.contract.executors import PROTOCOLS
 from interlock.contract.manifest import Manifest
 from interlock.core.errors import Failure
 from interlock.data.explain import authoring_faults
@@ -30,7 +31,7 @@ def schema_faults(manifest: Manifest) -> list[str]:
     if manifest.sandbox is not None and manifest.execution is not None:
         outside = sorted(manifest.execution.handlers.keys() & _RUN_OUTSIDE)
         faults.extend(f"a sandboxed tool has no `{name}` handler: it would run outside" for name in outside)
-    if manifest.protocol == "native":
+    if PROTOCOLS[manifest.protocol].written_here:
         faults.extend(fault.message for fault in authoring_faults(manifest.parameters))
     return faults
 

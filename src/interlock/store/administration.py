@@ -20,7 +20,7 @@ from interlock.store.connection import SqliteConnection
 from interlock.store.failures import store_failure
 from interlock.store.home import Home
 from interlock.store.last_head import SignedHead, anchor_line, ends
-from interlock.store.port import Reader, Transaction
+from interlock.store.port import Reader, StoreConnection, StoreError, Transaction
 from interlock.store.signing import Signer
 from interlock.store.turns import Turns
 
@@ -62,7 +62,7 @@ def administered(home: Home) -> Generator[Administration]:
     try:
         with closing(_connect(home)) as connection:
             yield connection
-    except sqlite3.Error as error:
+    except StoreError as error:
         raise store_failure(error) from None
 
 
@@ -99,7 +99,7 @@ def writing(connection: Administration, now_ms: int) -> Generator[Transaction]:
     with in_turn(connection):
         transaction = units.Transaction(connection, *ends(connection, None).head, now_ms)
         yield transaction
-        units.insert(connection.cursor(), transaction.rows)
+        units.insert(connection.statements(), transaction.rows)
 
 
 def anchor_head(transaction: Transaction, signer: Signer) -> bytes:
@@ -143,12 +143,12 @@ def replace_by_segment(transaction: Transaction, first_seq: int, last: SignedHea
 # Empty pages
 
 
-def can_give_back(connection: SqliteConnection) -> bool:
+def can_give_back(connection: Reader) -> bool:
     """Whether this database can give pages back a few at a time. One of an earlier version cannot before `rewrite`."""
     return connection.one("PRAGMA auto_vacuum")[0] == _INCREMENTAL
 
 
-def rewrite(connection: SqliteConnection) -> None:
+def rewrite(connection: StoreConnection) -> None:
     """Rewrite the whole file without its empty pages. Blocks every writer."""
     connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
     connection.execute("VACUUM")
@@ -167,6 +167,6 @@ def give_back(database: Reader) -> bool:
     return database.one("PRAGMA freelist_count")[0] < empty
 
 
-def apply_log(connection: SqliteConnection) -> None:
+def apply_log(connection: Reader) -> None:
     """Move what the log holds to the database file, as far as no reader needs it."""
     connection.all("PRAGMA wal_checkpoint(PASSIVE)")

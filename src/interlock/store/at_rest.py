@@ -19,10 +19,9 @@ from typing import Any, TypeVar, cast
 from interlock.core.errors import Failure
 from interlock.store import facts, idempotency, last_head
 from interlock.store.calls import BEGUN
-from interlock.store.connection import StoreError
 from interlock.store.home import Home, refuse_behind
 from interlock.store.inspection import opened
-from interlock.store.port import Reader
+from interlock.store.port import Reader, StoreError
 from interlock.store.schema_version import is_known
 from interlock.store.signing import Signer
 from interlock.store.tickets import any_due

@@ -12,6 +12,7 @@ copy is no home, and is refused as one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -22,11 +23,12 @@ from pathlib import Path
 
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
-from interlock.store.connection import SqliteConnection
+from interlock.store.connection import SqliteConnection, store_error
 from interlock.store.copying import filled
 from interlock.store.failures import store_failure
 from interlock.store.home import MARK, Home
 from interlock.store.last_head import path_of
+from interlock.store.port import Reader, StoreError
 from interlock.store.schema_version import APPLICATION_ID, is_known
 from interlock.store.sealing import Box, keys_in_use
 
@@ -76,9 +78,7 @@ def copied(source: Home, target: Path, progress: Progress | None = None) -> Gene
             _refuse_lost_keys(copy.home)
             yield copy
             _put_in_place(staged, target)
-    except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            raise _unwritable(target, "its disk is full") from None
+    except StoreError as error:
         failure = store_failure(error)
         raise failure if failure.code != "E3801" else _unwritable(target, str(error)) from None
     except OSError as error:
@@ -93,7 +93,7 @@ def contents(home: Home) -> dict[str, tuple[int, str]]:
         return {name: _digest(connection, name) for (name,) in names if not name.startswith("sqlite_")}
 
 
-def _digest(connection: SqliteConnection, table: str) -> tuple[int, str]:
+def _digest(connection: Reader, table: str) -> tuple[int, str]:
     count, total = 0, 0
     for row in connection.each(f'SELECT * FROM "{table}"'):  # noqa: S608 - a name of the schema
         count += 1
@@ -177,13 +177,18 @@ def _copy_database(live: SqliteConnection, target: Path, progress: Progress | No
         )
     is_known(live)  # refuses one that is newer
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    with closing(sqlite3.connect(target, isolation_level=None)) as copy:
 
-        def report(_: int, remaining: int, total: int) -> None:
-            if progress is not None:
-                progress(total - remaining, total)
+    def report(_: int, remaining: int, total: int) -> None:
+        if progress is not None:
+            progress(total - remaining, total)
 
-        live.backup(copy, pages=_PAGES_AT_A_TIME, progress=report)
+    try:
+        with closing(sqlite3.connect(target, isolation_level=None)) as copy:
+            live.backup(copy, pages=_PAGES_AT_A_TIME, progress=report)
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:  # that of the copy, and not of the store
+            raise OSError(errno.ENOSPC, "its disk is full") from None
+        raise store_error(error) from None
 
 
 def _copy_entry(copy: Copy, source: Path, target: Path) -> None:

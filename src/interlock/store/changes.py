@@ -34,11 +34,10 @@ from typing import Any, Generic, TypeVar
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.core.threads import DISK
-from interlock.store.connection import SqliteConnection, StoreError
 from interlock.store.epochs import Epochs
 from interlock.store.failures import store_failure
 from interlock.store.home import Home
-from interlock.store.port import Listener, Reader
+from interlock.store.port import Listener, Reader, StoreConnection, StoreError
 
 T = TypeVar("T")
 _log = logging.getLogger("interlock.store")
@@ -102,7 +101,7 @@ class ChangeReader:
         self._max_stale_s = max_stale_s
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._connection: SqliteConnection | None = None
+        self._connection: StoreConnection | None = None
         # Held while reading, and where a watch is added.
         self._lock = threading.Lock()
         self._watches: tuple[Watch[Any], ...] = ()

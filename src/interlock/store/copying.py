@@ -19,9 +19,10 @@ from typing import Any, Protocol, cast
 from interlock.core.errors import Failure
 from interlock.store import schema_version
 from interlock.store.columns import Columns
+from interlock.store.connection import SqliteConnection
 from interlock.store.failures import store_failure
 from interlock.store.home import Home
-from interlock.store.port import Reader
+from interlock.store.port import Reader, StoreError
 from interlock.store.schema_version import schema_of
 from interlock.store.timekeeping import reached
 
@@ -117,7 +118,7 @@ def filled(source: Home, target: Home, progress: Progress | None = None) -> Gene
                     _compare(expected, contents(copy))
                 yield receiver.home, expected
                 receiver.finish()
-    except sqlite3.Error as error:
+    except StoreError as error:
         raise store_failure(error) from None
 
 
@@ -192,7 +193,7 @@ class _File:
         from interlock.store import migration
 
         migration.create(self.home.database)
-        self._connection = sqlite3.connect(self.home.database, isolation_level=None)
+        self._connection = sqlite3.connect(self.home.database, isolation_level=None, factory=SqliteConnection)
         self._connection.execute("PRAGMA synchronous=FULL")
         self._connection.execute("BEGIN IMMEDIATE")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import sqlite3
 from typing import Literal
 
 from interlock.core.errors import Failure
+from interlock.store.port import StoreError
 
 RESTORE = (
     "restore the whole data directory from one backup, its keys and its anchors.jsonl with it; to begin anew, knowing"
@@ -18,14 +18,9 @@ _FOREIGN = ("not a database", "malformed", "encrypted")
 _EXHAUSTED = ("too many connections", "server is out of memory")
 
 
-def no_room(error: sqlite3.Error | OSError) -> Failure | None:
+def no_room(error: StoreError | OSError) -> Failure | None:
     """The failure to tell when an error means that the disk is full; None when it means something else."""
-    if isinstance(error, OSError):
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    else:
-        # Where the index of its log finds no room, SQLite speaks of an I/O error; readers need that index too.
-        code = getattr(error, "sqlite_errorcode", None)
-        full = code == sqlite3.SQLITE_IOERR_SHMSIZE or "disk is full" in str(error)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT) if isinstance(error, OSError) else "disk is full" in str(error)
     if not full:
         return None
     return Failure(
@@ -35,7 +30,7 @@ def no_room(error: sqlite3.Error | OSError) -> Failure | None:
     )
 
 
-def store_failure(error: sqlite3.Error, attempt: Literal["read", "written", "used"] = "used") -> Failure:
+def store_failure(error: StoreError, attempt: Literal["read", "written", "used"] = "used") -> Failure:
     """Convert a database error to a failure, without the path or the statement. `attempt` is what was tried."""
     if (full := no_room(error)) is not None:
         return full

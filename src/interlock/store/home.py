@@ -28,7 +28,7 @@ from interlock.store.failures import RESTORE, no_room, store_failure
 from interlock.store.instance import Instance, held
 from interlock.store.journal_connection import apply_log, connect, connected, extend_log, for_journal
 from interlock.store.lock_board import Board, FileBoard
-from interlock.store.port import Listener, Reader
+from interlock.store.port import Listener, Reader, StoreConnection, StoreError
 from interlock.store.schema_version import APPLICATION_ID, is_known, refuse_changed, refuse_running
 from interlock.store.timekeeping import StoreTime
 from interlock.store.turns import Turns
@@ -126,16 +126,16 @@ class Home:
     # Whether a commit takes so little time that the event loop may wait for it.
     near = True
 
-    def replaced(self, connection: SqliteConnection) -> SqliteConnection:
+    def replaced(self, connection: StoreConnection) -> StoreConnection:
         """Close a broken connection and return a new one."""
         connection.close()
         return self.connect()
 
-    def connect(self) -> SqliteConnection:
+    def connect(self) -> StoreConnection:
         """A connection that reads and writes, as the journal needs it."""
         return connect(self.database)
 
-    def reading(self, patience_s: float = 10, *, alone: bool = False) -> SqliteConnection:
+    def reading(self, patience_s: float = 10, *, alone: bool = False) -> StoreConnection:
         """A connection for reading. It waits `patience_s` seconds for a lock of another process.
 
         It cannot write, and leaves the files of the write-ahead log behind. With `alone`, for a database that nobody
@@ -153,7 +153,7 @@ class Home:
         connection.execute("PRAGMA trusted_schema=OFF")
         return connection
 
-    def verifying(self, *, immutable: bool) -> SqliteConnection:
+    def verifying(self, *, immutable: bool) -> StoreConnection:
         """A connection for reading that hands texts out as bytearray. `immutable`: nobody has the file open."""
         how = "mode=ro&immutable=1" if immutable else "mode=ro"
         address = f"file:{quote(os.path.abspath(self.database))}?{how}"
@@ -166,7 +166,7 @@ class Home:
         """Whether Interlock made this database."""
         return connection.one("PRAGMA application_id")[0] == APPLICATION_ID
 
-    def wait_for_locks(self, connection: SqliteConnection, patience_s: float) -> None:
+    def wait_for_locks(self, connection: StoreConnection, patience_s: float) -> None:
         """Let statements wait so long for a lock of another process."""
         connection.execute(f"PRAGMA busy_timeout={patience_s * 1000:.0f}")
 
@@ -202,7 +202,7 @@ class Home:
         """All epochs at this moment."""
         return epochs.read(reader)
 
-    def notify(self, connection: SqliteConnection) -> None:
+    def notify(self, connection: StoreConnection) -> None:
         """Wake the readers of changes of all processes when the transaction that is open is committed, if possible."""
 
     def listener(self, news: Callable[[], None]) -> Listener | None:
@@ -224,14 +224,14 @@ class Home:
         """Copy what the log of the database holds to its file, as far as no reader needs it. Writers go on."""
         apply_log(self.database)
 
-    def extend_log(self, connection: SqliteConnection) -> None:
+    def extend_log(self, connection: StoreConnection) -> None:
         """Make the log of the database as long as it gets, in a transaction that is open. It is rolled back."""
         extend_log(connection)
 
     def stop_waiting(self) -> None:
         """Let a writer that waits for a server give up in a while: the process ends."""
 
-    def open_database(self) -> SqliteConnection:
+    def open_database(self) -> StoreConnection:
         """A connection to a database that is ours, whole and at the schema this program knows."""
         self.prepare()
         try:
@@ -246,14 +246,14 @@ class Home:
                 connection.close()
                 raise
             return connection
-        except sqlite3.DatabaseError as error:
+        except StoreError as error:
             raise store_failure(error) from None
         except UnicodeDecodeError:  # what the driver makes of a damaged schema
             raise Failure("E3804", "the database in this data directory is damaged") from None
         except OSError as error:
             raise _unusable(error) from None
 
-    def _migrated(self) -> SqliteConnection:
+    def _migrated(self) -> StoreConnection:
         """Make the database, or bring it to the schema of this program."""
         from interlock.store import migration  # its imports are for a first start and an upgrade
 
@@ -326,7 +326,7 @@ class Home:
         """
         refuse_running(self.alive(), schema, target)
 
-    def _known(self) -> SqliteConnection | None:
+    def _known(self) -> StoreConnection | None:
         """A connection to the database, if this program can work on it as it is.
 
         Refuses one that is not ours (E3804), and a newer one that it cannot work on (E3805).
@@ -334,7 +334,7 @@ class Home:
         if self.new:
             return None
         with ExitStack() as opened:
-            connection = opened.enter_context(closing(connected(self.database, patience_s=10)))
+            connection = opened.enter_context(closing(connected(self.database, SqliteConnection, patience_s=10)))
             # Before anything of it is changed: the connection of a journal switches the database to WAL.
             if not self.is_ours(connection):
                 raise Failure("E3804", "the database in this data directory was not made by Interlock")

@@ -13,11 +13,10 @@ import orjson
 
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
-from interlock.store.connection import StoreError
 from interlock.store.expressions import member, text_contains
 from interlock.store.failures import no_room
 from interlock.store.home import Home
-from interlock.store.port import Reader
+from interlock.store.port import Reader, StoreError
 from interlock.store.tools import manifest
 
 # Versions that can be called, or could be if they were put back.

@@ -46,9 +46,11 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK, SOON
 from interlock.store.changes import MAX_STALE_S, ChangeReader
+from interlock.store.connection import SqliteConnection, store_error
 from interlock.store.failures import store_failure
 from interlock.store.home import Home
-from interlock.store.port import EarlyRow, EndedCall, Reader, Unit, Written
+from interlock.store.journal_connection import connected, for_journal
+from interlock.store.port import EarlyRow, EndedCall, Reader, ShortReader, StoreConnection, StoreError, Unit, Written
 from interlock.store.signing import Signer
 from interlock.store.writer import Waiting, Writer
 
@@ -71,34 +73,60 @@ LONELY = 8
 MOST_IN_COMPANY = 32
 
 _NOBODY: asyncio.Future[None] | None = None
+_execute = sqlite3.Connection.execute
 
 
-class _Reader:
-    """The journal's connection for reads. It reads on the thread of its caller, so reads must be short."""
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, home: Home) -> None:
-        self._connection = home.connect()
+class _FileReader(SqliteConnection):
+    """A connection for short reads on the event loop. One function for each read: calls read through it."""
 
     def one(self, statement: str, parameters: Sequence[Any] = (), /) -> Any:
         try:
-            return self._connection.execute(statement, parameters).fetchone()
+            return _execute(self, statement, parameters).fetchone()
         except sqlite3.Error as error:
-            raise store_failure(error, "read") from None
+            raise store_failure(store_error(error), "read") from None
 
     def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:
         try:
-            return self._connection.execute(statement, parameters).fetchall()
+            return _execute(self, statement, parameters).fetchall()
         except sqlite3.Error as error:
-            raise store_failure(error, "read") from None
+            raise store_failure(store_error(error), "read") from None
 
     def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
         # Read at once: a statement that is left open would keep the database's log from being cut.
         return iter(self.all(statement, parameters))
 
+
+class _ServerReader:
+    """The same for a server."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: StoreConnection) -> None:
+        self._connection = connection
+
+    def one(self, statement: str, parameters: Sequence[Any] = (), /) -> Any:
+        try:
+            return self._connection.one(statement, parameters)
+        except StoreError as error:
+            raise store_failure(error, "read") from None
+
+    def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:
+        try:
+            return self._connection.all(statement, parameters)
+        except StoreError as error:
+            raise store_failure(error, "read") from None
+
+    def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
+        return iter(self.all(statement, parameters))
+
     def close(self) -> None:
         self._connection.close()
+
+
+def _short_reader(home: Home) -> ShortReader:
+    if home.near:
+        return for_journal(connected(home.database, _FileReader, patience_s=0))
+    return _ServerReader(home.connect())
 
 
 # many methods: the store of SQLite: the methods of the port, and the queue behind them
@@ -118,7 +146,7 @@ class Journal:
         # Whether the loop may wait for a commit or a short read.
         self.near = home.near
         self.writer = Writer(home, clock=clock, signer=signer)
-        self._reader = _Reader(home)
+        self._reader = _short_reader(home)
         # For repositories that only read. Short reads only: they run where they are called.
         self.reader: Reader = self._reader
         # `monotonic` is the time of the process where `clock` is another one.

@@ -6,8 +6,12 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 from interlock.store.connection import SqliteConnection
+from interlock.store.port import StoreConnection, StoreError
+
+Connected = TypeVar("Connected", bound=SqliteConnection)
 
 # The database's log is cut back to this size once what it holds is in the database.
 LOG_BYTES = 64 * 2**20
@@ -20,10 +24,10 @@ _FEW_PAGES = 10
 
 def connect(path: Path) -> SqliteConnection:
     """A connection as the journal needs it: WAL, every commit on disk before it counts, no right to rewrite history."""
-    return for_journal(connected(path, patience_s=0))
+    return for_journal(connected(path, SqliteConnection, patience_s=0))
 
 
-def connected(path: Path, *, patience_s: float) -> SqliteConnection:
+def connected(path: Path, factory: type[Connected], *, patience_s: float) -> Connected:
     """A connection that changes nothing yet, not even how the file is written."""
     return sqlite3.connect(
         path,
@@ -31,11 +35,11 @@ def connected(path: Path, *, patience_s: float) -> SqliteConnection:
         isolation_level=None,
         check_same_thread=False,
         cached_statements=256,
-        factory=SqliteConnection,
+        factory=factory,
     )
 
 
-def for_journal(connection: SqliteConnection) -> SqliteConnection:
+def for_journal(connection: Connected) -> Connected:
     """Set a connection up as the journal needs it."""
     # A batch holds a savepoint. The pages that SQLite keeps to return to it would go to a file in a temporary directory
     # from the ninth on. That costs a third of reserving keys, the directory may be read-only, and nothing of the
@@ -63,7 +67,7 @@ def apply_log(database: Path) -> None:
         pass  # another process does it just now, or the disk is full: then the next write says so
 
 
-def extend_log(connection: SqliteConnection) -> None:
+def extend_log(connection: StoreConnection) -> None:
     """Make the log as long as it gets, by pages that are never committed; roll the open transaction back.
 
     SQLite appends to the log until it has 1,000 pages, and from then on overwrites it. A commit that appends costs
@@ -81,7 +85,7 @@ def extend_log(connection: SqliteConnection) -> None:
             connection.execute("ROLLBACK")
 
 
-def _persist(connection: sqlite3.Connection, statement: str) -> None:
+def _persist(connection: StoreConnection, statement: str) -> None:
     """Run a pragma that may meet another process's lock for a moment.
 
     SQLite's own busy timeout does not cover the switch to WAL: of two connections that switch at once, one is refused
@@ -92,7 +96,7 @@ def _persist(connection: sqlite3.Connection, statement: str) -> None:
         try:
             connection.execute(statement)
             return
-        except sqlite3.OperationalError as error:
+        except StoreError as error:
             if "locked" not in str(error) or time.monotonic() >= give_up:
                 raise
         time.sleep(0.001)

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from interlock.core.record import NamedTuple
-from interlock.store.port import Reader
+from interlock.store.port import Reader, StoreError
 
 # Everything that belongs to the ledger; white space aside, as the migrations make it. A test holds the two equal.
 _MADE = """
@@ -164,7 +164,7 @@ def contradictions(reader: Reader, tables: Iterable[str] = LEDGER) -> Iterator[s
     for table in tables:
         try:
             rows = list(islice(reader.each(f'PRAGMA integrity_check("{table}")'), _MOST))
-        except (sqlite3.Error, UnicodeDecodeError):
+        except (StoreError, UnicodeDecodeError):
             yield f"the table `{table}` cannot be checked: the file is damaged"
             continue
         for (words,) in rows:

@@ -17,6 +17,7 @@ transaction.
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Collection, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -28,7 +29,7 @@ from alembic.config import Config
 from sqlalchemy.exc import DBAPIError
 
 from interlock.store import migration_list
-from interlock.store.connection import Rows
+from interlock.store.connection import Rows, store_error
 from interlock.store.migration_list import (
     Migration,
     at_stake,
@@ -79,7 +80,7 @@ def transaction(path: Path) -> Generator[sa.Connection]:
             # Here no other process can be at it. The mode stays with the file.
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
     except DBAPIError as error:
-        raise (error.orig or error) from None
+        raise (store_error(error.orig) if isinstance(error.orig, sqlite3.Error) else error) from None
     finally:
         engine.dispose()
 

@@ -13,8 +13,11 @@ Implementations for SQLite:
 - `journal.Transaction`: a unit of the journal. It reads and writes.
 - `Journal.reader`: the reader behind `Journal.read`. It reads on the event loop, and raises a `Failure` when the
   database cannot be read. Code above `store` uses `read`.
-- `connection.Connection`: every connection that the store opens. It raises the errors of the driver
-  (`connection.StoreError`); `home.store_failure` turns them into a `Failure`.
+- `connection.SqliteConnection`: every connection that the store opens. It converts the errors of the driver to
+  `StoreError`; `failures.store_failure` turns them into a `Failure`.
+
+`postgres.connection.PostgresConnection` is that of a server. What the rest of the store needs of either is
+`StoreConnection`, so that no signature names a type of a driver.
 
 Rows are tuples. Integers have 64 bits, texts are `str`, binary values are `bytes`. Time comes from the transaction.
 """
@@ -30,6 +33,22 @@ if TYPE_CHECKING:
     from asyncio import Future
 
 T = TypeVar("T")
+
+
+class StoreError(Exception):
+    """An error of the database, whichever driver it came from: the server, the file, its locks or its disk."""
+
+
+class StatementError(StoreError):
+    """The fault of one statement, such as a row that is there already. Others can go on."""
+
+
+class OutcomeUnknownError(StoreError):
+    """Nobody can tell whether a transaction was committed. It must not be tried again."""
+
+
+class RefusedByServerError(StoreError):
+    """A server refuses one statement, for a table that is missing or a right that was not given. Others can go on."""
 
 
 class Reader(Protocol):
@@ -54,6 +73,69 @@ class Changed(Protocol):
     @property
     def rowcount(self) -> int:
         """The number of rows inserted, updated or deleted."""
+        ...
+
+
+class Statements(Protocol):
+    """Executes statements on a connection, one after the other. The result of one is gone with the next."""
+
+    def execute(self, statement: str, parameters: Any = ..., /) -> Any: ...
+
+
+class StoreConnection(Reader, Protocol):
+    """A connection to the database of a store. It raises `StoreError`."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the way to the database is gone."""
+        ...
+
+    @property
+    def openings(self) -> int:
+        """The number of times it was reached: behind the same address, another database may have taken its place."""
+        ...
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open, usable or not."""
+        ...
+
+    @property
+    def intact(self) -> bool:
+        """Whether a transaction is open that can go on."""
+        ...
+
+    @property
+    def total_changes(self) -> int:
+        """The number of rows that statements of this connection have changed."""
+        ...
+
+    def execute(self, statement: str, parameters: Any = ..., /) -> Any:
+        """Run a statement and return its result, in which `rowcount`, `fetchone` and `fetchall` are."""
+        ...
+
+    def statements(self) -> Statements:
+        """For a writer that executes many: making what executes one takes as long as a short statement."""
+        ...
+
+    def reopen(self) -> None:
+        """Connect again if the connection is lost."""
+        ...
+
+    def insist(self, work: Callable[[], T]) -> T:
+        """Run a function that only reads, as often as it takes until the database has answered it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the database."""
+        ...
+
+
+class ShortReader(Reader, Protocol):
+    """A reader for short reads on the event loop. It raises a `Failure` in place of a `StoreError`."""
+
+    def close(self) -> None:
+        """Let go of the database."""
         ...
 
 

@@ -10,7 +10,6 @@ opened anew for each read.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +17,9 @@ from contextlib import suppress
 from functools import cached_property, partial
 from typing import Generic, TypeVar
 
-from interlock.store.connection import SqliteConnection
 from interlock.store.failures import store_failure
 from interlock.store.home import Home
+from interlock.store.port import StatementError, StoreConnection, StoreError
 
 T = TypeVar("T")
 
@@ -33,7 +32,7 @@ class Readers:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._idle: list[SqliteConnection] = []
+        self._idle: list[StoreConnection] = []
         self._closed = False
 
     @cached_property
@@ -46,11 +45,11 @@ class Readers:
 
         return await get_running_loop().run_in_executor(self._threads, work)
 
-    async def read(self, work: Callable[[SqliteConnection], T]) -> T:
+    async def read(self, work: Callable[[StoreConnection], T]) -> T:
         """Read in one transaction: all that `work` reads is as it was at one moment."""
         return await self.run(partial(self._at_one_moment, work))
 
-    async def slices(self, work: Callable[[SqliteConnection], Generator[T]]) -> AsyncGenerator[T]:
+    async def slices(self, work: Callable[[StoreConnection], Generator[T]]) -> AsyncGenerator[T]:
         """Run a generator that reads, piece by piece; each piece is read on a reading thread.
 
         There is no transaction around it: one that lasts as long as a slow client would keep the database's log from
@@ -67,17 +66,17 @@ class Readers:
             except RuntimeError:  # the threads have ended
                 pieces.close()
 
-    def _at_one_moment(self, work: Callable[[SqliteConnection], T]) -> T:
+    def _at_one_moment(self, work: Callable[[StoreConnection], T]) -> T:
         try:
             connection = self._begun()
             try:
                 return work(connection)
             finally:
                 self.give_back(connection)
-        except sqlite3.Error as error:
+        except StoreError as error:
             raise store_failure(error, "read") from None
 
-    def _begun(self) -> SqliteConnection:
+    def _begun(self) -> StoreConnection:
         """A connection in a transaction. The server may have ended one that was kept."""
         while True:
             pooled, connection = bool(self._idle), self.take()
@@ -85,19 +84,19 @@ class Readers:
                 connection.execute("BEGIN")
             except BaseException as error:
                 connection.close()
-                if not pooled or not isinstance(error, sqlite3.OperationalError):
+                if not pooled or not isinstance(error, StoreError) or isinstance(error, StatementError):
                     raise
             else:
                 return connection
 
-    def take(self) -> SqliteConnection:
+    def take(self) -> StoreConnection:
         """A connection to read with, until it is given back."""
         try:
             return self._idle.pop()
         except IndexError:
             return self._home.reading()
 
-    def give_back(self, connection: SqliteConnection) -> None:
+    def give_back(self, connection: StoreConnection) -> None:
         """Keep a connection for the next read, or close it."""
         if self._home.near or len(self._idle) >= THREADS:
             connection.close()
@@ -105,7 +104,7 @@ class Readers:
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-        except sqlite3.Error:
+        except StoreError:
             connection.close()
             return
         self._idle.append(connection)
@@ -128,11 +127,11 @@ class Readers:
 class _Pieces(Generic[T]):
     """A long read that is under way. Its reader can be cancelled while a thread still reads a piece."""
 
-    def __init__(self, readers: Readers, work: Callable[[SqliteConnection], Generator[T]]) -> None:
+    def __init__(self, readers: Readers, work: Callable[[StoreConnection], Generator[T]]) -> None:
         self._readers = readers
         self._work = work
         self._lock = threading.Lock()
-        self._open: tuple[SqliteConnection, Generator[T]] | None = None
+        self._open: tuple[StoreConnection, Generator[T]] | None = None
 
     def next(self) -> T | None:
         """The next piece; None after the last."""
@@ -142,7 +141,7 @@ class _Pieces(Generic[T]):
                     connection = self._readers.take()
                     self._open = connection, self._work(connection)
                 return next(self._open[1], None)
-        except sqlite3.Error as error:
+        except StoreError as error:
             raise store_failure(error, "read") from None
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ run. So it is as if they had been inserted a moment earlier. Of two units that w
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -21,9 +20,9 @@ from typing import Any, TypeVar
 import orjson
 
 from interlock.data.canonical import NO_HASH
-from interlock.store.connection import Rows, SqliteConnection
+from interlock.store.connection import Rows
 from interlock.store.last_head import GENESIS, HEAD, PURGED_HEAD
-from interlock.store.port import Changed, EarlyRow, EndedCall
+from interlock.store.port import Changed, EarlyRow, EndedCall, Statements, StoreConnection
 
 T = TypeVar("T")
 
@@ -59,7 +58,7 @@ class Transaction(Rows):
         "ended", "notifies", "now_ms", "rows", "soiled", "torn",
     )  # fmt: skip
 
-    def __init__(self, connection: SqliteConnection, seq: int, head: bytes, now_ms: int) -> None:
+    def __init__(self, connection: StoreConnection, seq: int, head: bytes, now_ms: int) -> None:
         self._connection = connection
         self._seq = seq
         self._head = head
@@ -217,12 +216,12 @@ def _insert_early(transaction: Transaction, statement: str, rows: Sequence[Early
     return done
 
 
-def head_of(cursor: sqlite3.Cursor) -> tuple[int, bytes]:
+def head_of(cursor: Statements) -> tuple[int, bytes]:
     """The number and the hash of the last record that the database holds, or held before it was purged."""
     return cursor.execute(HEAD).fetchone() or cursor.execute(PURGED_HEAD).fetchone() or (0, GENESIS)
 
 
-def insert(cursor: sqlite3.Cursor, rows: list[tuple[int, str, str, bytes, bytes]]) -> None:
+def insert(cursor: Statements, rows: list[tuple[int, str, str, bytes, bytes]]) -> None:
     """Write the records that a transaction has appended."""
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         some = rows[start : start + _ROWS_AT_ONCE]

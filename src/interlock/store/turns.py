@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import math
 import os
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from interlock.core import record_locks
+from interlock.store.port import StoreError
 
 # The first of the queue tries again after this long, then after twice as long, up to the second figure.
 TRY_AFTER_S = 0.0005
@@ -182,7 +182,7 @@ class Turns:
 def _begun(execute: Callable[[str], Any]) -> bool:
     try:
         execute("BEGIN IMMEDIATE")
-    except sqlite3.OperationalError as error:
+    except StoreError as error:
         if "locked" in str(error):
             return False
         raise

@@ -11,7 +11,6 @@ rows are `Any`. The connection returns text as bytearray. No bytes can make that
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
@@ -23,14 +22,14 @@ from interlock.core.record import NamedTuple, dataclass
 from interlock.store import layout
 from interlock.store.failures import no_room
 from interlock.store.home import Home
-from interlock.store.port import Reader
+from interlock.store.port import Reader, StoreError
 
 T = TypeVar("T")
 
 # Few rows at a time stay in the processor's cache.
 AT_A_TIME = 32
 # A damaged schema can make the driver stumble over its own message.
-UNREADABLE: tuple[type[Exception], ...] = (sqlite3.Error, UnicodeDecodeError)
+UNREADABLE: tuple[type[Exception], ...] = (StoreError, UnicodeDecodeError)
 
 # All rows, however numbered, and by the table itself.
 _RECORDS = "SELECT seq, kind, call, body, hash FROM journal NOT INDEXED ORDER BY seq"
@@ -95,13 +94,13 @@ def opened(home: Home, *, immutable: bool) -> Generator[Reader]:
             _refuse_foreign(home, connection)
             yield connection
     except UNREADABLE as error:
-        full = no_room(error) if isinstance(error, sqlite3.Error) else None
+        full = no_room(error) if isinstance(error, StoreError) else None
         raise full or Failure("E3804", f"the database in this data directory cannot be read: {reason(error)}") from None
 
 
 def reason(error: Exception) -> str:
     """The words for an error of `UNREADABLE`."""
-    return str(error) if isinstance(error, sqlite3.Error) else "its schema is damaged"
+    return str(error) if isinstance(error, StoreError) else "its schema is damaged"
 
 
 def _refuse_foreign(home: Home, reader: Reader) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -20,11 +19,19 @@ from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.store import last_head, records
 from interlock.store.anchors import Anchor, Anchors
-from interlock.store.connection import OutcomeUnknown, Refused
 from interlock.store.failures import no_room, store_failure
 from interlock.store.home import Home
 from interlock.store.last_head import anchor_line
-from interlock.store.port import EarlyRow, EndedCall, Unit, Written
+from interlock.store.port import (
+    EarlyRow,
+    EndedCall,
+    OutcomeUnknownError,
+    RefusedByServerError,
+    StatementError,
+    StoreError,
+    Unit,
+    Written,
+)
 from interlock.store.signing import Signer
 from interlock.store.timekeeping import StoreTime
 from interlock.store.transaction import Transaction, head_of, insert
@@ -35,9 +42,6 @@ _log = logging.getLogger("interlock.journal")
 LOCK_PATIENCE_S = 10.0
 # A process that has committed so often is likely to go on: the log is made as long as it gets.
 EXTEND_AFTER = 64
-
-# Errors of a statement. All others of the database are the store's: a full disk, a lock, a damaged file.
-_OF_A_STATEMENT = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.InterfaceError)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +72,7 @@ class Writer:
         self._clock = clock
         self._connection = home.open_database()
         # One cursor for all batches: creating one for each batch costs time.
-        self._cursor = self._connection.cursor()
+        self._cursor = self._connection.statements()
         self._anchors = Anchors(home, signer)
         # The end of the chain that this process knew last, and by which connection that was compared with the store.
         self._known = (0, last_head.GENESIS)
@@ -99,7 +103,7 @@ class Writer:
         try:
             if self.turns.begin(self._cursor.execute, LOCK_PATIENCE_S):
                 self._home.extend_log(self._connection)
-        except sqlite3.Error as error:
+        except StoreError as error:
             _log.debug("the log of the database could not be made longer: %s", error)
             self._roll_back()
 
@@ -130,10 +134,10 @@ class Writer:
             transaction, anchor, timed = self._apply(batch)
         except Exception as error:  # noqa: BLE001 - of a unit that is alone, of a record that cannot be stored, of the disk
             self._roll_back()
-            if _of_the_store(error) and self._connection.lost and again and not isinstance(error, OutcomeUnknown):
+            if _of_the_store(error) and self._connection.lost and again and not isinstance(error, OutcomeUnknownError):
                 # Nothing of it was committed: a connection that is lost in a commit finds out before it raises.
                 return self._write(batch, patience_s, again=False)
-            if _of_the_store(error) and not isinstance(error, Refused):
+            if _of_the_store(error) and not isinstance(error, RefusedByServerError):
                 _fail(batch, store_failure(error, "written"))
             else:
                 self._write_singly(batch, error, patience_s)
@@ -155,7 +159,7 @@ class Writer:
     def _apply(self, batch: list[Waiting[Any]]) -> tuple[Transaction, Anchor | None, bool]:
         """Run a batch and commit it. Returns what `_note` needs.
 
-        INVARIANT: whatever this raises except `OutcomeUnknown`, nothing of the batch is or will be in the store.
+        INVARIANT: whatever this raises except `OutcomeUnknownError`, nothing of the batch is or will be in the store.
         """
         cursor = self._cursor
         transaction = Transaction(self._connection, *self._end(), self.time.read())
@@ -251,10 +255,10 @@ class Writer:
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-        except sqlite3.Error:
+        except StoreError:
             # A connection that cannot roll back is of no more use.
             self._connection = self._home.replaced(self._connection)
-            self._cursor = self._connection.cursor()
+            self._cursor = self._connection.statements()
 
     def anchor(self) -> None:
         """Sign and anchor the head now, if records are not signed yet."""
@@ -266,7 +270,7 @@ class Writer:
                     transaction = Transaction(self._connection, *self._end(), self.time.read())
                     made = self._anchors.add_if_due(transaction, self.time, now=True)
                 self._connection.execute("COMMIT")
-            except sqlite3.Error as error:
+            except StoreError as error:
                 self._roll_back()
                 raise store_failure(error, "written") from None
         if made is not None:
@@ -297,7 +301,7 @@ class Writer:
                 self.anchor()
         except BaseException as error:
             self.close()
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, StoreError):
                 raise store_failure(error) from None
             if isinstance(error, OSError):
                 words = f"the journal's signing key cannot be used: {error.strerror}"
@@ -341,8 +345,8 @@ def _fail(batch: list[Waiting[Any]], failure: Failure) -> None:
         waiting.value, waiting.error = None, failure
 
 
-def _of_the_store(error: Exception) -> TypeGuard[sqlite3.Error]:
-    return isinstance(error, sqlite3.Error) and not isinstance(error, _OF_A_STATEMENT)
+def _of_the_store(error: Exception) -> TypeGuard[StoreError]:
+    return isinstance(error, StoreError) and not isinstance(error, StatementError)
 
 
 def _answer(error: Exception) -> Exception:

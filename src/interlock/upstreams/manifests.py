@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from interlock.call.connector import Definition
-from interlock.contract.executors import OWN_DESCRIPTION
+from interlock.contract.executors import OWN_DESCRIPTION, PROTOCOLS
 from interlock.contract.manifest import Effect, Manifest, parse_manifest
 from interlock.contract.timeouts import infer_class
 from interlock.contract.upstream_kinds import UpstreamKind
@@ -396,7 +396,7 @@ def _native(definition: Definition, stated: ToolOverlay) -> Json:
 def _result(definition: Definition, kind: UpstreamKind, stated: ToolOverlay, shared: Shared | None) -> Json:
     declared = stated.result_schema if stated.result_schema is not None else definition.output_schema
     schema = None if declared is None else cleaned(declared, "output", shared)
-    if kind.protocol == "mcp":
+    if PROTOCOLS[kind.protocol].mcp_form:
         return mcp_result(schema)
     if schema is None:
         raise Failure("E3105", "it does not say what it gives back; say result_schema in the overlay")

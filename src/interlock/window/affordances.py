@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, Literal, cast
 
-from interlock.contract.executors import OWN_DESCRIPTION
+from interlock.contract.executors import OWN_DESCRIPTION, PROTOCOLS
 from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 from interlock.data.canonical import encode
@@ -131,7 +131,9 @@ def parameters_of(manifest: Json) -> Json:
     stated: Any = manifest.get("parameters")
     if not isinstance(stated, dict):
         return {}
-    schema = Schema(cast("Json", stated), closed=manifest.get("protocol") == "native", shared=True)
+    protocol = PROTOCOLS.get(str(manifest.get("protocol")))
+    closed = protocol is not None and protocol.written_here
+    schema = Schema(cast("Json", stated), closed=closed, shared=True)
     return schema.model_facing if b'"x-internal"' in encode(schema.document) else schema.document
 
 

@@ -68,7 +68,7 @@ def examine(
 def _follow(home: Home) -> None:
     """Find out whether policy, principals and settings of a home are in the store. What is wrong, a check reports."""
     from interlock.core.errors import Failure
-    from interlock.store.connection import StoreError
+    from interlock.store.port import StoreError
     from interlock.store.shared_config import settings_of
 
     try:
@@ -79,8 +79,8 @@ def _follow(home: Home) -> None:
 
 def _run(name: str, check: Check, home: Home) -> Iterator[Finding]:
     from interlock.core.errors import Failure
-    from interlock.store.connection import StoreError
     from interlock.store.failures import no_room
+    from interlock.store.port import StoreError
 
     try:
         yield from check(home)

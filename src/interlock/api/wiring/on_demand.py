@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from interlock.call.context import Caller
     from interlock.call.phases import Reason, Request
     from interlock.call.prepared import ToolFacts
+    from interlock.call.results import Result
+    from interlock.core.errors import Failure
     from interlock.data.schema import Json
     from interlock.gateway.approval.resume import ApprovedCalls
     from interlock.gateway.approval.review import Reviews
@@ -103,6 +105,14 @@ class OnDemand:
         """Write the outcomes that could not be recorded before. Without a call there are none."""
         if self.makes_calls:
             await self.gateway.write_unrecorded()
+
+    async def make(self, request: Request) -> Result:
+        """Make a call as a request states it."""
+        return await self.gateway.invoke(request)
+
+    async def decline(self, request: Request, failure: Failure) -> Result:
+        """Refuse a call before its first phase, as a result and on record."""
+        return await self.gateway.decline(request, failure)
 
     def cancel_here(self, call_id: str, reason: Reason) -> str:
         """End a call that this process runs. Answers canceled, unsupported or finished."""

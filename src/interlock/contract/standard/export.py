@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from interlock.contract.contract import Contract
+from interlock.contract.executors import PROTOCOLS
 from interlock.contract.manifest import HandlerName, LifecycleState, ToolKind
 from interlock.contract.permissions import permissions_of
 from interlock.contract.standard import (
@@ -115,7 +116,7 @@ def _execution_kind(contract: Contract) -> ExecutionKind:
         return _KIND_OF_TOOL[manifest.tool_kind]
     kind = manifest.runs_as.standard
     if kind == "remote":
-        return "mcp" if manifest.protocol == "mcp" else "api" if manifest.protocol == "openapi" else "remote"
+        return PROTOCOLS[manifest.protocol].standard
     # A function that names a service does its work partly there.
     return "hybrid" if kind == "local" and manifest.external_service is not None else kind
 

@@ -109,7 +109,7 @@ class McpDoor(Route):
         self._origins = [f"http://{host}" for host in hosts] if origins is None else list(origins)
         self._base_url = base_url
         self._max_body = max_body
-        self._names = Names(service.app.journal, service.app.clock)
+        self._names = Names(service.app)
         self._listing = Listing(service, self._names)
         self._calling = Calling(service, self._names, self._listing)
 

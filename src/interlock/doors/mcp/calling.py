@@ -37,7 +37,7 @@ from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
     from interlock.api.comparisons import Expected
-    from interlock.gateway.fast_path import RunningRead
+    from interlock.api.types import RunningRead
 
 _log = logging.getLogger("interlock.doors.mcp")
 
@@ -208,14 +208,14 @@ class Calling:
 
     def follow(self, read: RunningRead) -> RunningCall:
         """Go on with a read that takes long, in a task of its own as well."""
-        return self._in_task(self._service.app.gateway.finish(read), read.id)
+        return self._in_task(self._service.calls.finish(read), read.id)
 
     def _in_task(self, making: Coroutine[Any, Any, Result], call_id: str, ask: Ask | None = None) -> RunningCall:
         # A fixed name: generating one takes a tenth of the time that creating the task takes.
         task = asyncio.Task(making, loop=asyncio.get_running_loop(), name="call")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        cancel = partial(self._service.app.gateway.cancellation.cancel, call_id, "interruption")
+        cancel = partial(self._service.calls.interrupt, call_id)
         return RunningCall(task, call_id, ask, cancel)
 
     async def call_here(self, wanted: Wanted, caller: Caller) -> Result:
@@ -264,7 +264,7 @@ class Calling:
     async def _is_keyed(self, address: str, version: str | None, caller: Caller) -> bool:
         """Whether a tool takes its key as an argument. If there is no such tool, the gateway says so, on record."""
         try:
-            tool = await self._service.app.catalog.prepared(address, version, caller.capability)
+            tool = await self._service.tools.named.prepared(address, version, caller.capability)
         except Failure:
             return False
         return self._listing.form(tool).keyed
@@ -295,33 +295,22 @@ class Calling:
         if wanted.looked_up is not None and wanted.looked_up[0].ref == result.tool:
             return wanted.looked_up[1]
         address, _, version = result.tool.partition("@")
-        return self._listing.form((await self._service.app.catalog.exact(address, version)).prepared)
+        return self._listing.form((await self._service.tools.named.exact(address, version)).prepared)
 
     async def _pending(self, result: Result) -> Json:
         pending: Json = result.metadata["pending"]
-        ticket = await self._service.app.approvals.show(pending["ticketId"])
+        ticket, who = await self._service.approvals.waited_for(result)
         groups, ahead = " or ".join(f"`{group}`" for group in ticket.approvers), pending.get("agreeInAdvance")
         return _described(
             f"Not done yet: {result.tool} waits for a person to agree ({ticket.reason}).\n"
             f"Somebody of {groups} must agree, until {pending['expiresAt']}: `interlock approvals show {ticket.id}`, "
-            f"or {pending['pollEndpoint']}.\n{await _must_leave(self._service, ticket.requester)}"
+            f"or {pending['pollEndpoint']}.\n{who}"
             "Once they have agreed, call the tool again with the same arguments: the call then goes on."
             + ("" if ahead is None else f"\nTo agree to such calls in advance, they type: `{ahead}`"),
             "pending",
             pending,
             _about(result),
         )
-
-
-async def _must_leave(service: Service, requester: str) -> str:
-    """A line for the user of this machine, who may not decide on their own call unless they are alone there."""
-    is_user = requester.startswith("local:")
-    if not is_user or await service.app.is_alone(Caller(id=requester)):
-        return ""
-    return (
-        f"Somebody else than {requester} must do so. If {requester} is the only person on this machine, they say "
-        "so once with `interlock approvals alone`, and then decide themselves.\n"
-    )
 
 
 def _check_options(meta: Mapping[str, Any], key: str | None) -> None:

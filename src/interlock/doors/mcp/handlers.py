@@ -100,14 +100,14 @@ class Handlers:
 
     def input_schema(self, name: str) -> Mapping[str, Any] | None:
         """The schema that the SDK compares a call's headers with. It asks before the caller is authenticated."""
-        version = self._service.app.catalog.known(self._names.address(name))
+        version = self._service.tools.named.known(self._names.address(name))
         return None if version is None else version.contract.input.model_facing
 
     async def look_up(self, name: str | None) -> None:
         """Find the tool that a request names in its headers: `input_schema` cannot wait."""
         if name is not None:
             with contextlib.suppress(Failure):
-                await self._service.app.catalog.resolve(self._names.address(name))
+                await self._service.tools.named.resolve(self._names.address(name))
 
     # Calls
 

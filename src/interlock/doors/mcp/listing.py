@@ -194,7 +194,7 @@ def _own_meta(contract: Contract) -> Json:
     """
     manifest, execution = contract.manifest, contract.manifest.execution
     stated: Any = None if execution is None else execution.native.get("_meta")
-    if execution is None or manifest.protocol != "mcp" or not isinstance(stated, dict):
+    if execution is None or not contract.mcp_form or not isinstance(stated, dict):
         return {}
     bare = manifest.namespace != execution.target
     return cast("Json", stated if bare else _with_apps(stated, execution.target))
@@ -212,14 +212,14 @@ def _icons(contract: Contract) -> Json:
     """The icons of an upstream's tool, as they were admitted."""
     execution = contract.manifest.execution
     icons: Any = None if execution is None else execution.native.get("icons")
-    return {"icons": icons} if contract.manifest.protocol == "mcp" and icons else {}
+    return {"icons": icons} if contract.mcp_form and icons else {}
 
 
 def form_of(contract: Contract) -> Form:
     """The form of the results of a contract."""
     return Form(
-        native=contract.manifest.protocol == "mcp",
-        wraps=contract.manifest.protocol != "mcp" and contract.delivers.get("type") != "object",
+        native=contract.mcp_form,
+        wraps=not contract.mcp_form and contract.delivers.get("type") != "object",
         headers=b'"x-mcp-header"' in orjson.dumps(contract.input.model_facing),
         # A tool with an argument of that name keeps it; its key is sent in `_meta`.
         keyed=contract.idempotency.key_required
@@ -234,7 +234,7 @@ def form_of(contract: Contract) -> Form:
 
 def _structured(contract: Contract) -> Json | None:
     """The schema of the structured content of an MCP upstream's tool, if it promises an object."""
-    if contract.manifest.protocol != "mcp" or contract.tolerates_off_schema:
+    if not contract.mcp_form or contract.tolerates_off_schema:
         return None
     stated: Any = contract.delivers.get("properties", {}).get("structuredContent")
     promised = isinstance(stated, dict) and cast("Json", stated).get("type") == "object"

@@ -49,7 +49,7 @@ from interlock.telemetry.w3c import sent as trace_sent
 
 if TYPE_CHECKING:
     from interlock.api.mcp_names import Names
-    from interlock.gateway.fast_path import RunningRead
+    from interlock.api.types import RunningRead
 
 Handle = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]
 
@@ -235,7 +235,7 @@ class McpRoute(Route):
             raise _ForSdk
         address = self._names.address(name)
         try:
-            tool = self.service.app.catalog.at_hand(address, None, caller.capability)
+            tool = self.service.tools.named.at_hand(address, None, caller.capability)
             if tool is None:
                 tool = await self._looked_up(address, caller)
         except Failure:
@@ -253,7 +253,7 @@ class McpRoute(Route):
         return tool.contract.timeout.max_s > self.service.app.settings.mcp_task_after_s
 
     async def _looked_up(self, address: str, caller: Caller) -> Prepared:
-        version = await self.service.app.catalog.resolve(address, None, caller.capability)
+        version = await self.service.tools.named.resolve(address, None, caller.capability)
         if not version.at_hand:
             raise _ForSdk  # its contract has to be compiled first
         return version.prepared
@@ -308,7 +308,7 @@ class McpRoute(Route):
                 elif isinstance(begun, Result):
                     result = begun
                 elif begun.function.waiter is None or await self._ends_soon(begun):
-                    result = await self.service.app.gateway.finish(begun)
+                    result = await self.service.calls.finish(begun)
                 else:
                     call = self.calling.follow(begun)
                     return await watched(call, partial(self._answer_of, request_id, wanted, call, tool, form))
@@ -336,7 +336,7 @@ class McpRoute(Route):
             try:
                 await function.waiter
             except asyncio.CancelledError:
-                await self.service.app.gateway.finish(read)  # which puts the cancellation on record
+                await self.service.calls.finish(read)  # which puts the cancellation on record
                 raise
         return function.done
 
@@ -386,7 +386,7 @@ class _Handler:
         self._counted = counted
         self._authorization = authorization
         self._digest = bearer(authorization) or b""
-        self._recall = route.service.app.tokens.verifier.recall
+        self._recall = route.service.recall
         self._read = route.recognition.read
         self.max_body = route.max_body
         self._method = None if headers is None else _METHODS[headers[b"mcp-method"]]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from interlock.api.shared_secrets import secret_for
+from interlock.api.shared_secrets import shared_secret
 from interlock.core.clock import Clock
 from interlock.core.record import dataclass
 from interlock.data.schema import Json
@@ -67,7 +67,7 @@ class SessionIds:
     """Makes and reads the ids of sessions. All servers on a store have the same key."""
 
     def __init__(self, app: Interlock) -> None:
-        self._journal = app.journal
+        self._app = app
         self._clock: Clock = app.clock
         self._key = b""
 
@@ -95,7 +95,7 @@ class SessionIds:
 
     async def _mac(self, body: bytes) -> bytes:
         if not self._key:
-            self._key = await secret_for(self._journal, "mcp sessions")
+            self._key = await shared_secret(self._app, "mcp sessions")
         return hmac.new(self._key, body, hashlib.sha256).digest()[:_MAC]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from interlock.core.errors import Failure
-from interlock.store.connection import StoreError
+from interlock.store.port import StoreError
 from interlock.store.postgres.connection import PostgresConnection
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Connections to a PostgreSQL database that satisfy the port's `Reader`, with the interface that the writer expects.
 
-Errors of the driver become those of `sqlite3` of the same kind, which are the errors of the store: an integrity error,
-a value that does not fit, a statement that is wrong, and `OperationalError` for all that concerns the server. So
-everything above treats both databases alike. Their words hold no address, no user, no path and no statement.
+Errors of the driver become those of the store: `StatementError` for a row or value that does not fit and a statement
+that is wrong, `StoreError` for all that concerns the server. So everything above treats both databases alike. Their
+words hold no address, no user, no path and no statement.
 
 A statement that fails leaves its transaction unusable, other than on SQLite: it can only be rolled back, all of it or
 to a savepoint. `intact` says so.
@@ -10,7 +10,6 @@ to a savepoint. `intact` says so.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +22,8 @@ from psycopg.pq import TransactionStatus
 
 from interlock.core.errors import Failure
 from interlock.core.host_paths import without_paths
-from interlock.store.connection import OutcomeUnknown, Refused, Rows
+from interlock.store.connection import Rows
+from interlock.store.port import OutcomeUnknownError, RefusedByServerError, StatementError, StoreError
 from interlock.store.postgres.dialect import adapt, translate
 from interlock.store.postgres.session import configure, keepalives
 
@@ -48,9 +48,9 @@ class PostgresConnection(Rows):
     """A connection to one schema. With `reading`, its transactions read only, as of one moment.
 
     INVARIANT: a `COMMIT` that returns is on disk, and after one that raises nothing of the transaction is or will be,
-    except after `OutcomeUnknown`. Whatever is raised while the server commits, and is no refusal of the server itself,
-    the number of the transaction (`xid`) tells what became of it. This waits for as long as the server cannot be
-    reached, until `gives_up` says so.
+    except after `OutcomeUnknownError`. Whatever is raised while the server commits, and is no refusal of the server
+    itself, the number of the transaction (`xid`) tells what became of it. This waits for as long as the server cannot
+    be reached, until `gives_up` says so.
     """
 
     def __init__(self, address: str, *, reading: bool = False, text_as_bytes: bool = False) -> None:
@@ -141,16 +141,16 @@ class PostgresConnection(Rows):
             self.hang_up()
             if not self.insist(lambda: self._was_committed(xid)):
                 self.hang_up()
-                raise sqlite3.OperationalError("the connection to the database server was lost") from None
+                raise StoreError("the connection to the database server was lost") from None
             return
         if done != "COMMIT":  # a statement had failed, and somebody went on
-            raise sqlite3.ProgrammingError("the transaction was rolled back")
+            raise StatementError("the transaction was rolled back")
 
     def _was_committed(self, xid: str) -> bool:
         """Whether a transaction was committed whose connection was lost."""
         (outcome,) = self.one("SELECT interlock_outcome(?)", (xid,))
         if outcome not in ("committed", "aborted", "lost"):
-            raise OutcomeUnknown(_UNKNOWN)  # so long ago that the server has forgotten it
+            raise OutcomeUnknownError(_UNKNOWN)  # so long ago that the server has forgotten it
         return outcome == "committed"
 
     def insist(self, work: Callable[[], T]) -> T:
@@ -163,12 +163,12 @@ class PostgresConnection(Rows):
                 if self.lost:
                     self.reopen()
                 return work()
-            except (Failure, OutcomeUnknown):
+            except (Failure, OutcomeUnknownError):
                 raise
             except Exception:  # noqa: BLE001 - to be told as an error of the unit, it would have to be known
                 self.hang_up()
                 if self.gives_up():
-                    raise OutcomeUnknown(_UNKNOWN) from None
+                    raise OutcomeUnknownError(_UNKNOWN) from None
                 time.sleep(_TRY_AGAIN_S)
 
     def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
@@ -196,7 +196,7 @@ class PostgresConnection(Rows):
         except _DRIVER as error:
             raise translated(error) from None
 
-    def cursor(self) -> PostgresConnection:
+    def statements(self) -> PostgresConnection:
         """The connection itself: each statement has a result of its own."""
         return self
 
@@ -212,7 +212,7 @@ class PostgresConnection(Rows):
                     self._driver = driver
                     return
             driver.close()
-        raise sqlite3.ProgrammingError("the connection is closed")
+        raise StatementError("the connection is closed")
 
     def hang_up(self) -> None:
         """Cut the connection. It counts as lost, and can be opened again."""
@@ -256,32 +256,32 @@ _NOT_LET_IN = ("authentication failed", "no password supplied")
 def translated(error: psycopg.Error | OSError) -> Exception:
     """An error of the driver as the store's. A text with a NUL character is the caller's fault (E3004)."""
     if isinstance(error, OSError):
-        return sqlite3.OperationalError(f"the database server cannot be reached: {(error.strerror or '').lower()}")
+        return StoreError(f"the database server cannot be reached: {(error.strerror or '').lower()}")
     state = error.sqlstate or ""
     words = without_paths(error.diag.message_primary or "")
     if state == FENCED:
         return Failure("E3801", _FENCED, resolution="end this process and start it again; its calls are closed already")
     if state == _LOCKED:
-        return sqlite3.OperationalError("database is locked")
+        return StoreError("database is locked")
     if state == _FULL:
-        return sqlite3.OperationalError("the disk is full: database or disk is full")
+        return StoreError("the disk is full: database or disk is full")
     if state == _MEMORY:
-        return sqlite3.OperationalError("the database server is out of memory")
+        return StoreError("the database server is out of memory")
     if state == _MANY or any(words in str(error) for words in _ALL_TAKEN):
-        return sqlite3.OperationalError("the database server has too many connections")
+        return StoreError("the database server has too many connections")
     if state.startswith(_CREDENTIALS) or any(words in str(error) for words in _NOT_LET_IN):
-        return sqlite3.OperationalError("the database server refuses the user of this process")
+        return StoreError("the database server refuses the user of this process")
     if isinstance(error, psycopg.IntegrityError):
-        return sqlite3.IntegrityError(words)
+        return StatementError(words)
     if isinstance(error, psycopg.DataError):
         if "NUL" in str(error):
             return Failure("E3004", _NUL, resolution="remove the NUL character from the text")
-        return sqlite3.DataError(words or "a value does not fit its column")
+        return StatementError(words or "a value does not fit its column")
     if isinstance(error, psycopg.ProgrammingError):
-        return Refused(words) if state else sqlite3.ProgrammingError("the statement cannot be run")
+        return RefusedByServerError(words) if state else StatementError("the statement cannot be run")
     if any(words in str(error) for words in _ENDED):
-        return sqlite3.OperationalError("the database server has ended the connection")
-    return sqlite3.OperationalError(words or "the database server does not answer")
+        return StoreError("the database server has ended the connection")
+    return StoreError(words or "the database server does not answer")
 
 
 _UNKNOWN = "it is not known whether the last transaction was committed"

@@ -18,11 +18,10 @@ import orjson
 
 from interlock.core.clock import Clock, boot_id
 from interlock.core.errors import Failure
-from interlock.store import connection as sqlite
 from interlock.store import epochs
-from interlock.store.connection import StoreError
 from interlock.store.failures import RESTORE, store_failure
 from interlock.store.home import Home, refuse_behind
+from interlock.store.port import StoreError
 from interlock.store.postgres import schema
 from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.leases import Lease
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from interlock.store.epochs import Epochs
     from interlock.store.instance import Instance
     from interlock.store.lock_board import Board
-    from interlock.store.port import Reader
+    from interlock.store.port import Reader, StoreConnection
     from interlock.store.turns import Turns
 
 # How long a process that ends waits for a server that is to tell what became of the last transaction.
@@ -123,25 +122,23 @@ class PostgresHome(Home):
 
     # Connections
 
-    def connect(self) -> sqlite.SqliteConnection:
+    def connect(self) -> StoreConnection:
         return self._connect(self.address, reading=True)
 
-    def replaced(self, connection: sqlite.SqliteConnection) -> sqlite.SqliteConnection:
-        cast("PostgresConnection", connection).hang_up()  # the next transaction opens it again
+    def replaced(self, connection: StoreConnection) -> StoreConnection:
+        if isinstance(connection, PostgresConnection):
+            connection.hang_up()  # the next transaction opens it again
         return connection
 
-    def reading(self, patience_s: float = 10, *, alone: bool = False) -> sqlite.SqliteConnection:
+    def reading(self, patience_s: float = 10, *, alone: bool = False) -> StoreConnection:
         return self._connect(self.address, reading=True)
 
-    def verifying(self, *, immutable: bool) -> sqlite.SqliteConnection:
+    def verifying(self, *, immutable: bool) -> StoreConnection:
         return self._connect(self.address, reading=True, text_as_bytes=True)
 
     @staticmethod
-    def _connect(address: str, *, reading: bool = False, text_as_bytes: bool = False) -> sqlite.SqliteConnection:
-        # It has the methods of the other that the store uses.
-        return cast(
-            "sqlite.SqliteConnection", PostgresConnection(address, reading=reading, text_as_bytes=text_as_bytes)
-        )
+    def _connect(address: str, *, reading: bool = False, text_as_bytes: bool = False) -> PostgresConnection:
+        return PostgresConnection(address, reading=reading, text_as_bytes=text_as_bytes)
 
     def administrator(self) -> PostgresConnection:
         """A connection of the owner of the tables, who may change the schema and remove what is past its term."""
@@ -150,7 +147,7 @@ class PostgresHome(Home):
     def is_ours(self, connection: Reader) -> bool:
         return connection.one(schema.HAS_SCHEMA) is not None
 
-    def wait_for_locks(self, connection: sqlite.SqliteConnection, patience_s: float) -> None:
+    def wait_for_locks(self, connection: StoreConnection, patience_s: float) -> None:
         """Nothing to do: every connection that writes waits for the same time."""
 
     def identity(self) -> object:
@@ -164,7 +161,7 @@ class PostgresHome(Home):
 
     # Writing
 
-    def open_database(self) -> sqlite.SqliteConnection:
+    def open_database(self) -> StoreConnection:
         self.prepare()
         try:
             anchored = self.last_anchor()
@@ -178,7 +175,7 @@ class PostgresHome(Home):
                 raise
         except StoreError as error:
             raise store_failure(error) from None
-        self._writer = cast("PostgresConnection", connection)
+        self._writer = connection
         self._writer.gives_up = lambda: time.monotonic() >= self._give_up_at
         return connection
 
@@ -229,7 +226,7 @@ class PostgresHome(Home):
         self._time.learn(now_ms, asked_at)
         return epochs.Epochs._make(found)
 
-    def notify(self, connection: sqlite.SqliteConnection) -> None:
+    def notify(self, connection: StoreConnection) -> None:
         connection.execute(SEND)
 
     def listener(self, news: Callable[[], None]) -> Listener:
@@ -242,7 +239,7 @@ class PostgresHome(Home):
 
     def _migrate(self) -> None:
         with closing(self._connect(self.address)) as connection:
-            refuse_shared_sessions(cast("PostgresConnection", connection), self.address)
+            refuse_shared_sessions(connection, self.address)
             there = connection.one(schema.HAS_SCHEMA) is not None
             if connection.one(schema.UNFINISHED) is not None:
                 advice = "run interlock store copy again: it starts from the beginning"

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.store.connection import StoreError
 from interlock.store.failures import store_failure
 from interlock.store.node_files import describe
+from interlock.store.port import StoreError
 from interlock.store.postgres import fence
 from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.schema import LEASE_MS

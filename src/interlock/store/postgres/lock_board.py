@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from interlock.store.connection import StoreError
 from interlock.store.failures import store_failure
 from interlock.store.lock_board import Board, Document
+from interlock.store.port import StoreError
 from interlock.store.postgres.connection import PostgresConnection
 
 if TYPE_CHECKING:

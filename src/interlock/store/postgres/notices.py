@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import select
-import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any
 
 import psycopg
 
+from interlock.store.port import StoreError
 from interlock.store.postgres.connection import connected
 
 SEND = "SELECT pg_notify('interlock', current_schema())"
@@ -56,7 +56,7 @@ class Listener:
     def _run(self) -> None:
         while not self._ended.is_set():
             # Until the next try, changes are found by reading.
-            with suppress(psycopg.Error, sqlite3.Error, OSError), connected(self._address) as driver:
+            with suppress(psycopg.Error, StoreError, OSError), connected(self._address) as driver:
                 self._listen(driver)
             self.listening = False
             self._ended.wait(TRY_AGAIN_S)

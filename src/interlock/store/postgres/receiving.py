@@ -6,12 +6,12 @@ is ended at any moment leaves nothing, or that table, by which the store is refu
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from interlock.core.errors import Failure
+from interlock.store.port import StoreError
 from interlock.store.postgres import schema
 from interlock.store.postgres.connection import PostgresConnection
 
@@ -77,6 +77,6 @@ def receiving(home: PostgresHome) -> Generator[_Receiver]:
                 with closing(connection):
                     try:
                         connection.execute("ROLLBACK")
-                    except sqlite3.Error:
+                    except StoreError:
                         pass
             raise

@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from interlock.core.errors import Failure
-from interlock.store.connection import StoreError
 from interlock.store.failures import store_failure
+from interlock.store.port import StoreError
 from interlock.store.postgres.connection import PostgresConnection
 from interlock.store.postgres.schema import quoted
 

@@ -323,7 +323,7 @@ interlock upstream add mcp everything http://127.0.0.1:3001/mcp --no-prefix --al
 ```
 
 The tools that the scenarios of the tasks extension name are served by
-[jobs.py](../../tests/upstreams/mcp_servers/jobs.py), a second upstream, which is always spoken to in 2026-07-28: the
+[jobs.py](../../tests/support/mcp_servers/jobs.py), a second upstream, which is always spoken to in 2026-07-28: the
 everything-server has no tasks. It is added with `--tasks relay`, because one scenario wants a client without tasks to
 be refused; by default Interlock follows the task for such a client and answers with the result. The suites send no
 token, so a proxy in front of the server adds one. A person agreed to the calls in advance (`interlock approvals

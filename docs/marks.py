@@ -65,7 +65,7 @@ def marks_in(source: str) -> Iterator[Mark]:
     kept, texts = _names(tree)
     for statement in tree.body:
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(f"{SHARED_NAME}."):
-            shared_kept, shared_texts = _shared((statement.module or "").rpartition(".")[2])
+            shared_kept, shared_texts = _shared((statement.module or "").removeprefix(f"{SHARED_NAME}."))
             for one in statement.names:
                 if one.name in shared_kept:
                     kept[one.asname or one.name] = shared_kept[one.name]
@@ -112,8 +112,9 @@ def _marks(node: ast.expr, test: str, kept: dict[str, ast.expr], texts: dict[str
 
 @functools.cache
 def _shared(module: str) -> tuple[dict[str, ast.expr], dict[str, str]]:
-    """The values of the names in a module of `tests/support`."""
-    return _names(ast.parse((SHARED / f"{module}.py").read_text()))
+    """The values of the names in a module of `tests/support`. A package keeps none."""
+    file = SHARED / f"{module.replace('.', '/')}.py"
+    return _names(ast.parse(file.read_text())) if file.is_file() else ({}, {})
 
 
 def _names(tree: ast.Module) -> tuple[dict[str, ast.expr], dict[str, str]]:

@@ -28,6 +28,8 @@ IMPORT_OF_TESTS = re.compile(
     re.MULTILINE,
 )
 OF_TESTS = re.compile(r"\b(?:test_\w+|conftest)\b")
+# The first name below `tests` in an import.
+BELOW_TESTS = re.compile(r"\btests(?:\.| import )(\w+)")
 # Says beside a class why it has more methods than others.
 REASON = "# many methods:"
 # Says beside a list or dictionary at the level of a module why it is there.
@@ -299,19 +301,27 @@ def synchronous_reads(module: Module) -> int:
 
 
 def imports_of_tests() -> list[str]:
-    """Imports of a `test_*.py` or `conftest.py` by other modules of the tests, each with its place.
+    """Imports of a `test_*.py` or `conftest.py` by other modules, and of what another directory has; with their places.
 
-    They are looked for in the text: to parse all tests takes seconds, and some are in programs that a test starts. Such
-    a program may import the module of its own test.
+    What several directories use is in `tests/support` or directly in `tests`. The imports are looked for in the text:
+    to parse all tests takes seconds, and some are in programs that a test starts. Such a program may import the module
+    of its own test.
     """
     found: list[str] = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
         text, own = path.read_text(), ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for one in IMPORT_OF_TESTS.finditer(text):
             said = " ".join(one[0].split())
-            if OF_TESTS.search(said) and not re.search(rf" {re.escape(own)}\b", said.replace(" import ", ".")):
+            of_a_test = OF_TESTS.search(said) and not re.search(rf" {re.escape(own)}\b", said.replace(" import ", "."))
+            if of_a_test or _is_of_another_directory(said, own.split(".")[1]):
                 found.append(f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, one.start()) + 1}: {said}")
     return found
+
+
+def _is_of_another_directory(imported: str, directory: str) -> bool:
+    """Whether a module of the tests imports one that is for the tests of another directory."""
+    first = BELOW_TESTS.search(imported)
+    return first is not None and first[1] not in ("support", directory) and (ROOT / "tests" / first[1]).is_dir()
 
 
 def sentences_with(words: Iterable[str]) -> list[str]:

@@ -14,9 +14,9 @@ from contextlib import suppress
 import pytest
 from hypothesis.internal import charmap
 
-from tests.integrations.environment import libraries_python
 from tests.support import conformance, surroundings
-from tests.upstreams.mcp_servers.real import ROOT, environment, node_server
+from tests.support.frameworks import libraries_python
+from tests.support.mcp_servers.real import ROOT, environment, node_server
 
 # What the programs of each environment import. Those of thorough runs are left to them.
 LIBRARIES = {

@@ -233,6 +233,6 @@ def test_reads_of_the_store_are_awaited():
     assert counts == {name: most for name, (most, _) in SYNCHRONOUS.items()}
 
 
-def test_no_module_imports_a_test_module():
+def test_no_module_imports_a_test_module_or_a_helper_of_another_directory():
     """What several test files use is in `tests/support`, or a fixture of a `conftest.py`."""
     assert house.imports_of_tests() == []

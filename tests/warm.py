@@ -1,9 +1,10 @@
 """Commands as processes of their own that need not load the program anew: each is forked off one that has loaded it.
 
-Hundreds of commands run in the tests, and loading is most of what each of them takes. The parent never opens anything
-of Interlock's: what a command does, it does in a process, a directory and an environment of its own. It has an empty
-database at hand, so that a new data directory needs no migration. What only a fresh interpreter heeds (`PYTHON…`
-variables) cannot be tested this way and is refused; `tests.cli.conftest.INTERLOCK` starts one.
+Most commands of the tests run in the process of the test (tests/support/in_process.py). Hundreds cannot: servers,
+commands on a terminal, those that a signal ends. Loading is most of what each of them takes. The parent never opens
+anything of Interlock's: what a command does, it does in a process, a directory and an environment of its own. It has
+an empty database at hand, so that a new data directory needs no migration. What only a fresh interpreter heeds
+(`PYTHON…` variables) cannot be tested this way and is refused; `tests.support.cli.INTERLOCK` starts one.
 
 `run` waits for the end of a command. `start` does not, for servers and commands that a test sends signals to.
 

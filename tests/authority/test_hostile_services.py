@@ -29,7 +29,7 @@ from interlock.net import addresses
 from interlock.net.outgoing import Outgoing, Unanswered
 from interlock.testing import FakeClock
 from tests.authority.questions import contract, question
-from tests.upstreams.hostile import flood, loop_is_free, raw_server, read_head
+from tests.support.hostile import flood, loop_is_free, raw_server, read_head
 
 TOOL = contract({})
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()

@@ -17,7 +17,7 @@ from interlock.authority.vault import Vault
 from interlock.net.outgoing import Unanswered
 from interlock.privacy.scrub import scrub
 from interlock.testing import FakeClock
-from tests.authority.fake_vault import TOKEN, FakeVault
+from tests.support.fake_vault import TOKEN, FakeVault
 
 PATH = "secret/data/interlock/github/token"
 

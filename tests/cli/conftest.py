@@ -1,4 +1,4 @@
-"""The command line as people and scripts meet it: a process of its own, over a home of its own."""
+"""The command line as people and scripts meet it, over a home of its own."""
 
 from __future__ import annotations
 

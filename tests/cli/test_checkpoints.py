@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from interlock import Interlock
-from tests.gateway import checkpoint_tools as tools
+from tests.support import checkpoint_tools as tools
 from tests.support.calls import admit
 from tests.support.cli import Cli
 

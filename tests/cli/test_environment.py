@@ -33,7 +33,8 @@ def look() -> list[str]:
     """Everything that the environment says."""
     told = [f"{name}={value}" for name, value in os.environ.items()]
     shown = Path("/proc/self/environ").read_text().split("\\0")
-    return [*told, *shown, os.popen("env").read()]
+    with os.popen("env") as inherited:
+        return [*told, *shown, inherited.read()]
 '''
 CREDENTIALS = {
     "OPENAI_API_KEY": CANARY,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.cli import Cli
-from tests.upstreams.mcp_servers import listed
+from tests.support.mcp_servers import listed
 
 Json = dict[str, Any]
 TEXT: Json = {"type": "string"}

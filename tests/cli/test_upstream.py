@@ -17,10 +17,10 @@ from interlock.api.service import Service
 from tests.support import postgres
 from tests.support.cli import INTERLOCK, Cli
 from tests.support.http_tools import RATE, READS, SHOP
-from tests.upstreams.servers import Answer, HttpServer, json_answer
+from tests.support.upstream_servers import Answer, HttpServer, json_answer
 
 Json = dict[str, Any]
-SCRIPTED = (sys.executable, str(Path(__file__).parents[1] / "upstreams" / "mcp_servers" / "scripted.py"))
+SCRIPTED = (sys.executable, str(Path(__file__).parents[1] / "support" / "mcp_servers" / "scripted.py"))
 NOTES = (sys.executable, "-m", "interlock.demo_server")
 CHAIN = '''
 from langchain_core.tools import tool

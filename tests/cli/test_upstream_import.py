@@ -18,9 +18,9 @@ from interlock.demo_server import answer
 from interlock.upstreams.client_config import is_setting
 from tests.support.calls import code
 from tests.support.cli import Cli, Ended
+from tests.support.mcp_servers.real import node_server
 from tests.support.stores import bodies
-from tests.upstreams.mcp_servers.real import node_server
-from tests.upstreams.servers import Answer, Got, HttpServer, json_answer
+from tests.support.upstream_servers import Answer, Got, HttpServer, json_answer
 
 Json = dict[str, Any]
 NOTES: Json = {"command": sys.executable, "args": ["-m", "interlock.demo_server"]}

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.clients.common import AS_TASK, PATIENCE_S, Report, approved, task
 from tests.clients.target import Target
-from tests.upstreams.mcp_servers.real import (
+from tests.support.mcp_servers.real import (
     CACHE,
     install_once,
     node_binary,

@@ -16,9 +16,9 @@ from tests.clients.common import FEATURES, PATIENCE_S
 from tests.clients.probe_inspector import inspector
 from tests.clients.probes import PROBES, Probe
 from tests.clients.target import ROOT, Target
-from tests.integrations.environment import libraries_python
 from tests.support.calls import records
-from tests.upstreams.mcp_servers.real import environment
+from tests.support.frameworks import libraries_python
+from tests.support.mcp_servers.real import environment
 
 PAGE = ROOT / "docs" / "explanation" / "mcp-clients.md"
 WIRES = ("stdio", "http")

@@ -9,7 +9,7 @@ import mcp_types as types
 from mcp import MCPError
 
 from tests.clients.common import ONLY_AS_TASK
-from tests.upstreams.mcp_servers.jobs import TASKS, Jobs, stdio, takes_tasks
+from tests.support.mcp_servers.jobs import TASKS, Jobs, stdio, takes_tasks
 
 
 class OnlyTasks(Jobs):

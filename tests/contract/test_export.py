@@ -20,8 +20,8 @@ from interlock.data.schema import Json
 from interlock.executors.egress import EgressPolicy
 from interlock.gateway.batch import may_overlap
 from tests import sample
-from tests.gateway import isolated_tools as cell
 from tests.sample import Number
+from tests.support import isolated_tools as cell
 from tests.support.calls import admit
 
 SHIPPED = [*tools_in(vars(demo_tools)), *tools_in(vars(sample))]

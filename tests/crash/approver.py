@@ -25,7 +25,7 @@ from interlock.gateway.execute import Execution
 from interlock.store.transaction import Transaction
 from interlock.store.writer import Writer
 from interlock.testing import FakeClock
-from tests.crash.counter import Key, crash_here
+from tests.support.counter import Key, crash_here
 
 ANN = "local:ann"
 BEN = Caller(id="local:ben", groups=frozenset({"approvers"}))

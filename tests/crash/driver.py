@@ -29,8 +29,8 @@ from interlock.gateway.verify import ResultVerifier
 from interlock.store.homes import home_at
 from interlock.store.transaction import Transaction
 from interlock.store.writer import Writer
-from tests.crash.counter import crash_here, mark
 from tests.support import stores
+from tests.support.counter import crash_here, mark
 from tests.support.postgres import LOADED
 
 PHASES: dict[str, tuple[type, str]] = {

@@ -17,9 +17,9 @@ from interlock.audit.chain import verify
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.crash.approver import BASE_MS, BEN, ESCALATION, EXPIRY, LIFE, opening, stamp
-from tests.crash.counter import effects
 from tests.support import forked
 from tests.support.calls import admit
+from tests.support.counter import effects
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # many processes start and die, one after the other

@@ -24,11 +24,11 @@ from interlock.audit.chain import verify
 from interlock.contract.standard import ToolResult
 from interlock.data.canonical import digest
 from interlock.store.homes import home_at
-from tests.crash.counter import entered, stay, wait
 from tests.support import forked
 from tests.support.bounds import until
 from tests.support.calls import FIELDS, prepare, records
 from tests.support.calls import until as wait_until
+from tests.support.counter import entered, stay, wait
 from tests.support.source import ROOT
 
 # One call for each point at which a process may die: before the tool starts, or while it runs; of a read and a write.

@@ -14,7 +14,7 @@ from interlock import Interlock
 from interlock.audit.chain import verify
 from interlock.store.homes import home_at
 from tests import warm
-from tests.gateway import checkpoint_tools as tools
+from tests.support import checkpoint_tools as tools
 from tests.support.calls import admit, records
 
 ROOT = Path(__file__).parents[2]

@@ -21,10 +21,10 @@ from interlock.data.canonical import digest
 from interlock.gateway.reconcile import reconcile
 from interlock.store.homes import home_at
 from interlock.telemetry.alerts import Alert
-from tests.crash.counter import effects, mark, wait
 from tests.crash.driver import POINTS
 from tests.support import forked
 from tests.support.calls import FIELDS, prepare, records, until
+from tests.support.counter import effects, mark, wait
 from tests.support.postgres import Server
 from tests.support.source import ROOT
 from tests.thorough import THOROUGH
@@ -231,7 +231,7 @@ async def test_a_call_that_is_tried_again_after_a_kill_leaves_a_closing_record_o
 HANGING = """
 import asyncio, os, sys
 from interlock import Caller, Hook, HookResult, Interlock
-from tests.crash.counter import wait
+from tests.support.counter import wait
 
 async def main():
     async with Interlock.open(sys.argv[1], housekeeping=False) as app:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from docs import openapi_admission
+from tests.support.mcp_servers.real import node_archive
 from tests.thorough import THOROUGH
-from tests.upstreams.mcp_servers.real import node_archive
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "openapi-documents.md"
 DOCUMENTS = sorted(openapi_admission.OWN.glob("*.json.gz"))

@@ -20,9 +20,9 @@ from tests.support.calls import admit
 from tests.support.endpoints import ERAS
 from tests.support.http_tools import RATE, READS
 from tests.support.lifecycles import Place, opened
+from tests.support.surface_tools import offer
+from tests.support.upstream_servers import Answer, HttpServer, json_answer
 from tests.support.wires import WIRES
-from tests.surfaces.offices import offer
-from tests.upstreams.servers import Answer, HttpServer, json_answer
 
 Json = dict[str, Any]
 

@@ -25,18 +25,18 @@ from interlock.http import asgi, connection
 from interlock.registry.source import load
 from interlock.store.sealing import Box
 from tests import sample
-from tests.authority.fake_vault import TOKEN, FakeVault
-from tests.gateway import isolated_tools as cell
+from tests.support import isolated_tools as cell
 from tests.support import payments as pay
 from tests.support import stores
 from tests.support.calls import admit, until
 from tests.support.codes import listed
+from tests.support.fake_vault import TOKEN, FakeVault
 from tests.support.http_tools import RATE, READS
 from tests.support.manifests import REQUIRED
 from tests.support.programs import NAMED, written
 from tests.support.rest import COMPLETE, World, refused, serving, until_ended
 from tests.support.servers import place
-from tests.upstreams.servers import Answer, HttpServer
+from tests.support.upstream_servers import Answer, HttpServer
 
 Json = dict[str, Any]
 Provoke = Callable[[World], Awaitable[httpx.Response]]

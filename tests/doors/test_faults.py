@@ -21,8 +21,7 @@ from interlock.doors.mcp.refusals import enveloped
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.upstreams.manager import Upstreams
 from tests import sample
-from tests.gateway import isolated_tools
-from tests.support import forked
+from tests.support import forked, isolated_tools
 from tests.support.answers import Heard
 from tests.support.calls import admit
 from tests.support.faults import (

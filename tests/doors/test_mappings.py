@@ -16,7 +16,7 @@ from interlock.registry.source import load
 from tests.support.calls import admit
 from tests.support.mcp_upstreams import SCRIPTED, sdk_server
 from tests.support.programs import NAMED, written
-from tests.upstreams.servers import HttpServer, json_answer
+from tests.support.upstream_servers import HttpServer, json_answer
 
 Json = dict[str, Any]
 REST = "A2A and browsers, which have no adapter yet"
@@ -140,7 +140,7 @@ async def test_a_run_of_a_program(tmp_path: Path) -> None:
 async def test_a_call_of_a_function_of_somebody_elses_library(tmp_path: Path) -> None:
     overlay = {"tools": {"shout": {"mutation_class": "read_only"}}}
     async with Interlock.open(tmp_path, housekeeping=False) as app:
-        module = {"module": "tests.upstreams.langchain_tools"}
+        module = {"module": "tests.support.langchain_tools"}
         await app.upstreams.add("chain", "langchain", module, by=app.caller, overlay=overlay)
         assert (await app.call("chain.shout", {"text": "a"})).ok
         await app.journal.commit(lambda _: None)

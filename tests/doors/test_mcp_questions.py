@@ -16,7 +16,7 @@ from interlock.upstreams.mcp import sessions
 from tests.support.asking import call, upstream
 from tests.support.calls import records, until
 from tests.support.mcp import AGENT, OTHER, PATIENCE_S, Person, World, stdio, text, world
-from tests.upstreams.mcp_servers.asking import NOTE
+from tests.support.mcp_servers.asking import NOTE
 
 __all__ = ["world"]
 

@@ -18,8 +18,8 @@ from tests.sample import TOOLS
 from tests.support import asking, forked, postgres
 from tests.support.calls import records, until
 from tests.support.mcp import OWN, PATIENCE_S, Person, World, text, world
+from tests.support.mcp_servers.asking import NOTE
 from tests.support.source import ROOT
-from tests.upstreams.mcp_servers.asking import NOTE
 
 __all__ = ["world"]
 

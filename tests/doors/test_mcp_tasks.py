@@ -17,10 +17,10 @@ from interlock.api.service import Service
 from interlock.doors.mcp import McpDoor
 from tests.support.calls import admit, records, until, use_policy
 from tests.support.mcp import AGENT, OTHER, REVIEWER, Person, World, prepare, serving, text
+from tests.support.mcp_servers import jobs as jobs_server
+from tests.support.mcp_servers.jobs import TASKS, TOOLS, Jobs
 from tests.support.task_client import MODERN, TaskClient
 from tests.support.task_extension import TasksExtension
-from tests.upstreams.mcp_servers import jobs as jobs_server
-from tests.upstreams.mcp_servers.jobs import TASKS, TOOLS, Jobs
 
 DOOR = pytest.mark.proves("OPS-02")
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")

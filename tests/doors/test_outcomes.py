@@ -21,7 +21,7 @@ from interlock.call.capability import ToolGrant
 from interlock.contract.standard import ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as messages
 from tests import sample
-from tests.gateway import isolated_tools as cell
+from tests.support import isolated_tools as cell
 from tests.support.answers import Wish, typed_refusal
 from tests.support.calls import FIELDS, admit, slow_write, until
 from tests.support.identities import did_of

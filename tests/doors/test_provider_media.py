@@ -17,10 +17,10 @@ from interlock.upstreams.formats import Provider
 from tests import sample
 from tests.support.calls import admit
 from tests.support.mcp import serving
+from tests.support.mcp_servers.real import environment
 from tests.support.providers import PROVIDERS, asked, declared, name_of
 from tests.support.rest import World, refused
 from tests.support.rest import world as world
-from tests.upstreams.mcp_servers.real import environment
 
 Json = dict[str, Any]
 EXEC_12 = pytest.mark.proves("EXEC-12")

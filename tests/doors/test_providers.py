@@ -17,7 +17,7 @@ from tests import sample
 from tests.support.providers import PROVIDERS, asked, declared, name_of
 from tests.support.rest import World, refused
 from tests.support.rest import world as world
-from tests.upstreams.servers import HttpServer, json_answer
+from tests.support.upstream_servers import HttpServer, json_answer
 
 Json = dict[str, Any]
 EXEC_12 = pytest.mark.proves("EXEC-12")

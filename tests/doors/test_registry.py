@@ -32,9 +32,9 @@ from tests.support.endpoints import ERAS, register_people
 from tests.support.identities import did_of
 from tests.support.private import person
 from tests.support.rest import COMPLETE
+from tests.support.upstream_servers import Answer, HttpServer
 from tests.support.versions import GUIDE, versioned
 from tests.support.wires import DOORS, SdkWires, served
-from tests.upstreams.servers import Answer, HttpServer
 
 Json = dict[str, Any]
 

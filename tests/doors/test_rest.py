@@ -21,7 +21,7 @@ from tests.support.disks import full_disk
 from tests.support.identities import did_of as did
 from tests.support.rest import BARE, COMPLETE, World, refused, until_ended
 from tests.support.rest import world as world
-from tests.upstreams.servers import HttpServer
+from tests.support.upstream_servers import HttpServer
 
 Json = dict[str, Any]
 

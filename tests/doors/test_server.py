@@ -145,7 +145,7 @@ async def test_metrics_are_for_everybody_on_loopback_and_for_some_on_a_network(h
 
 
 async def test_readiness_names_upstreams_to_those_who_may_see_the_metrics_and_to_nobody_else(home: Path) -> None:
-    command = [sys.executable, "-I", "-S", str(ROOT / "tests" / "upstreams" / "mcp_servers" / "scripted.py")]
+    command = [sys.executable, "-I", "-S", str(ROOT / "tests" / "support" / "mcp_servers" / "scripted.py")]
 
     async def told(here: Place, **headers: str) -> set[str]:
         async with httpx.AsyncClient(base_url=here.base, timeout=60) as client:

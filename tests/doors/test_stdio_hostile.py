@@ -25,7 +25,7 @@ from interlock import Interlock
 from interlock.doors.mcp import McpDoor
 from interlock.api.service import Service
 from tests.sample import add
-from tests.upstreams.hostile import loop_is_free
+from tests.support.hostile import loop_is_free
 
 async def main() -> None:
     async with Interlock.open(sys.argv[1], housekeeping=False) as app:

@@ -17,8 +17,8 @@ from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from tests import sample, warm
 from tests.support.answers import Wish
+from tests.support.upstream_servers import Answer, HttpServer
 from tests.support.wires import DOORS, Wires, served
-from tests.upstreams.servers import Answer, HttpServer
 
 Json = dict[str, Any]
 EVERY = (*DOORS, "cli")

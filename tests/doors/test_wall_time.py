@@ -17,15 +17,15 @@ import pytest
 
 from interlock import Interlock, tool
 from interlock.registry.source import load
-from tests.gateway import isolated_tools as cell
 from tests.sample import Text
+from tests.support import isolated_tools as cell
 from tests.support.answers import Wish
 from tests.support.calls import admit, write
 from tests.support.mcp_upstreams import SCRIPTED, sdk_server
 from tests.support.openapi import document
 from tests.support.programs import manifest, written
+from tests.support.upstream_servers import Answer, HttpServer, ShopServer, SocketServer, json_answer
 from tests.support.wires import DOORS, Wires, opened
-from tests.upstreams.servers import Answer, HttpServer, ShopServer, SocketServer, json_answer
 
 Json = dict[str, Any]
 # A tool that overruns, and its arguments.

@@ -20,8 +20,8 @@ from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.registry.source import load
 from tests import processes
-from tests.gateway import isolated_tools as cell
 from tests.sample import Text
+from tests.support import isolated_tools as cell
 from tests.support.answers import Wish
 from tests.support.calls import admit, code, records
 from tests.support.parity import opened, same, through_all

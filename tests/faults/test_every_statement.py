@@ -31,8 +31,8 @@ from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.store.transaction import Transaction
 from interlock.store.writer import Writer
-from tests.gateway import checkpoint_tools
 from tests.sample import TOOLS
+from tests.support import checkpoint_tools
 from tests.support.calls import code
 from tests.thorough import THOROUGH
 

@@ -23,10 +23,10 @@ from interlock.store.home import Home
 from interlock.store.port import StoreError
 from interlock.store.writer import Writer
 from tests import sample
-from tests.crash.counter import effects, mark
 from tests.sample import world
 from tests.support import forked
 from tests.support.calls import code, prepare, records
+from tests.support.counter import effects, mark
 from tests.support.disks import full_disk
 
 ROOT = Path(__file__).parents[2]
@@ -222,7 +222,7 @@ async def test_a_migration_that_is_killed_half_way_starts_over(tmp_path: Path) -
 WORKER = """
 import asyncio, os, sys
 from interlock import Interlock
-from tests.crash.counter import mark
+from tests.support.counter import mark
 
 async def main(home, who, count):
     async with Interlock.open(home, caller="local:shared") as app:

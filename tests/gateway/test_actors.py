@@ -16,11 +16,11 @@ from interlock.authority.identities import Identity
 from interlock.gateway import reconcile
 from interlock.testing import FakeClock
 from tests import sample
-from tests.gateway.checkpoint_tools import awaits
-from tests.gateway.isolated_tools import attempt
 from tests.sample import TOOLS
 from tests.support.calls import admit, slow_write, until
+from tests.support.checkpoint_tools import awaits
 from tests.support.identities import did_of
+from tests.support.isolated_tools import attempt
 
 USER, AGENT = did_of("user"), did_of("agent")
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))

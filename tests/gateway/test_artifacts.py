@@ -23,7 +23,7 @@ from interlock.contract.manifest import Sandboxing, parse_manifest
 from interlock.contract.standard import ToolResult
 from interlock.privacy.scrub import holds
 from interlock.registry.source import load
-from tests.gateway import artifact_tools as files
+from tests.support import artifact_tools as files
 from tests.support.calls import admit, code, records
 from tests.support.cli import Cli
 from tests.support.programs import TEXT, manifest, written

@@ -26,7 +26,7 @@ from interlock.gateway.stored_checkpoints import compress
 from interlock.store import checkpoints
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
-from tests.gateway import checkpoint_tools as tools
+from tests.support import checkpoint_tools as tools
 from tests.support.calls import admit, code, records, until
 from tests.support.stores import everything_in, opened
 

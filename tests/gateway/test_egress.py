@@ -13,7 +13,7 @@ from interlock.call.capability import Capability, Link, ToolGrant
 from interlock.contract.manifest import NetworkPolicy
 from interlock.executors import egress
 from interlock.executors.egress import EgressPolicy
-from tests.gateway import isolated_tools as cell
+from tests.support import isolated_tools as cell
 from tests.support.calls import code, publish, records
 from tests.support.hosts import upstream as upstream
 

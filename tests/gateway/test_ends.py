@@ -14,7 +14,7 @@ from interlock.call.cost import Cost
 from interlock.contract.effects import Change
 from interlock.data.canonical import digest
 from tests import sample
-from tests.gateway import isolated_tools as cell
+from tests.support import isolated_tools as cell
 from tests.support.calls import FIELDS, admit, code
 from tests.support.failures import FAILURES, SURROGATE, fall, looped
 

@@ -19,9 +19,9 @@ from interlock import Interlock
 from interlock.audit.chain import verify
 from interlock.call.results import Result
 from interlock.store.homes import home_at
-from tests.gateway import isolated_tools as cell
-from tests.sandbox.forged import CUT, DONE, ROWS, spoilt
+from tests.support import isolated_tools as cell
 from tests.support.calls import admit
+from tests.support.forged_frames import CUT, DONE, ROWS, spoilt
 from tests.thorough import THOROUGH, no_collection
 
 CALLS = 1_000 if THOROUGH else 12

@@ -24,11 +24,10 @@ from interlock.gateway.inputs import replay
 from interlock.registry.source import load
 from interlock.store.homes import home_at
 from tests import sample
-from tests.crash.counter import mark
-from tests.gateway import isolated_tools
-from tests.support import forked
+from tests.support import forked, isolated_tools
 from tests.support.calls import admit, prepare, records, use_policy
 from tests.support.cli import Cli
+from tests.support.counter import mark
 from tests.support.failures import fall
 from tests.support.identities import did_of
 from tests.support.paging import rows
@@ -36,8 +35,8 @@ from tests.support.private import CANARY
 from tests.support.programs import NUMBER, manifest, written
 from tests.support.source import ROOT
 from tests.support.stores import bury
+from tests.support.upstream_servers import HttpServer, json_answer
 from tests.support.wires import opened
-from tests.upstreams.servers import HttpServer, json_answer
 
 Json = dict[str, Any]
 APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
@@ -580,7 +579,7 @@ async def test_policy_judges_the_permission_input_and_the_record_names_what_was_
 DYING = """
 import asyncio, sys
 from interlock import Hook, HookResult, Interlock
-from tests.crash.counter import mark
+from tests.support.counter import mark
 
 async def main():
     async with Interlock.open(sys.argv[1], housekeeping=False, keep_inputs="always") as app:

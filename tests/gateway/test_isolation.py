@@ -29,8 +29,8 @@ from interlock.contract.standard.export import execution_profile
 from interlock.data.schema import Json
 from interlock.registry.source import load
 from tests import processes
-from tests.gateway import isolated_tools as cell
 from tests.sample import Text
+from tests.support import isolated_tools as cell
 from tests.support.calls import admit, code, publish, records, until
 from tests.support.programs import TEXT, manifest, written
 

@@ -37,8 +37,8 @@ from interlock.gateway.results.outputs import Outputs
 from interlock.gateway.results.record_success import SuccessWriter
 from interlock.registry.catalog import Catalog
 from tests import sample, warm
-from tests.gateway import isolated_tools as cell
 from tests.sample import world
+from tests.support import isolated_tools as cell
 from tests.support import source
 from tests.support.calls import SIX, admit, publish, records, turn, until
 from tests.support.executors import site

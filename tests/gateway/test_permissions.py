@@ -26,7 +26,7 @@ from interlock.executors import egress
 from interlock.executors.egress import EgressPolicy
 from interlock.gateway import token_checks
 from interlock.registry.source import load
-from tests.gateway import isolated_tools as cell
+from tests.support import isolated_tools as cell
 from tests.support.calls import admit, code, records
 from tests.support.capabilities import Where, bound_to
 from tests.support.hosts import upstream as host

@@ -28,10 +28,10 @@ from interlock.gateway.hooks import Hook, HookResult, Seen
 from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests import processes
-from tests.authority.fake_vault import TOKEN, FakeVault
 from tests.sample import Text
 from tests.support.calls import code, lateness, publish
 from tests.support.cli import Cli
+from tests.support.fake_vault import TOKEN, FakeVault
 from tests.support.postgres import Server
 from tests.support.stores import everything_in
 

@@ -22,7 +22,7 @@ from interlock.telemetry.metrics import Metrics
 from interlock.telemetry.trace import Recording
 from interlock.testing import FakeClock
 from tests import processes, sample
-from tests.gateway import isolated_tools as cell
+from tests.support import isolated_tools as cell
 from tests.support.batches import gates, others_would_have_begun, prepare, running
 from tests.support.calls import admit, records, until
 from tests.support.metrics import render

@@ -26,8 +26,8 @@ from interlock.registry.source import load
 from interlock.resilience.retry import Pacing, call_with_retries, delay_s
 from interlock.testing import FakeClock
 from tests import sample
-from tests.gateway import isolated_tools as cell
 from tests.sample import Number, Text
+from tests.support import isolated_tools as cell
 from tests.support.calls import admit, code, records, slow_write, until
 from tests.support.each import each
 from tests.support.programs import manifest, written

@@ -12,8 +12,8 @@ import pytest
 from interlock import Failure, Interlock
 from interlock.integrations import adopt
 from tests.integrations import page
-from tests.integrations.environment import libraries_python
-from tests.upstreams.mcp_servers.real import ROOT
+from tests.support.frameworks import libraries_python
+from tests.support.mcp_servers.real import ROOT
 
 CASES = Path(__file__).with_name("libraries.py")
 

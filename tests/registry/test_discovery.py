@@ -33,10 +33,10 @@ from interlock.upstreams.mcp.sessions import PROBE_S
 from interlock.upstreams.supervisor import Restarts
 from tests.registry.swapping import SETS
 from tests.support.stores import beside
-from tests.upstreams.servers import Answer, Got, HttpServer, json_answer
+from tests.support.upstream_servers import Answer, Got, HttpServer, json_answer
 
 Json = dict[str, Any]
-SCRIPTED = Path(__file__).parents[1] / "upstreams" / "mcp_servers" / "scripted.py"
+SCRIPTED = Path(__file__).parents[1] / "support" / "mcp_servers" / "scripted.py"
 SWAPPING = Path(__file__).parent / "swapping.py"
 READS: Json = {"mutation_class": "read_only"}
 KEPT = pytest.mark.proves("OPS-10")

@@ -10,7 +10,7 @@ import pytest
 from interlock import Interlock, tool
 from interlock.contract.wire_names import LONGEST, mcp_name, provider_name, shortened
 from interlock.core.errors import Failure
-from tests.upstreams.servers import HttpServer, json_answer
+from tests.support.upstream_servers import HttpServer, json_answer
 
 LONG = "a_tool_with_an_id_that_is_so_long_that_no_client_takes_it_whole_"
 

@@ -28,7 +28,7 @@ from interlock.executors.sandbox import frames
 from interlock.executors.sandbox.child import Child, Ended
 from interlock.executors.sandbox.job import Job, JobOutcome, Limits, ProgramJob, PythonJob, failure_of
 from interlock.executors.sandbox.watch import Watch
-from tests.sandbox.forged import CUT, DONE, JSON, RESULT_BYTES, ROWS, said, spoilt
+from tests.support.forged_frames import CUT, DONE, JSON, RESULT_BYTES, ROWS, said, spoilt
 from tests.thorough import THOROUGH, no_collection
 
 # How many frames the property test has the host take. All of them in a thorough run, which measures the loop too.

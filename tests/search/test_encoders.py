@@ -30,9 +30,9 @@ from interlock.search.wordpiece import WordPiece
 from tests.support.answers import typed_refusal
 from tests.support.calls import admit
 from tests.support.office import OFFERED
+from tests.support.upstream_servers import Answer as HttpAnswer
+from tests.support.upstream_servers import Got, HttpServer, json_answer
 from tests.support.wires import wired
-from tests.upstreams.servers import Answer as HttpAnswer
-from tests.upstreams.servers import Got, HttpServer, json_answer
 
 PACKAGE = Path(__file__).parents[2] / "packages" / "search-encoder"
 FOLDER = PACKAGE / "src" / "interlock_search_encoder"

@@ -25,8 +25,8 @@ from tests.support.calls import admit, use_policy
 from tests.support.identities import did_of
 from tests.support.office import OFFERED, some_tool
 from tests.support.openapi import document
+from tests.support.upstream_servers import HttpServer
 from tests.support.wires import BY_ID, Wires, wired
-from tests.upstreams.servers import HttpServer
 
 Value = Annotated[str, Field(description="a value", examples=["x"])]
 

@@ -24,8 +24,8 @@ from tests.support.calls import admit
 from tests.support.identities import did_of
 from tests.support.office import OFFERED, some_tool
 from tests.support.postgres import Server
+from tests.support.upstream_servers import HttpServer, json_answer
 from tests.support.wires import wired
-from tests.upstreams.servers import HttpServer, json_answer
 
 ENCODER = Path(__file__).parents[2] / "packages" / "search-encoder" / "src" / "interlock_search_encoder"
 QUERIES = (

@@ -24,9 +24,9 @@ from interlock.testing import FakeClock
 from tests.support.calls import admit, use_policy
 from tests.support.identities import did_of
 from tests.support.office import Value, opened, some_tool
+from tests.support.upstream_servers import Answer as HttpAnswer
+from tests.support.upstream_servers import Got, HttpServer, json_answer
 from tests.support.wires import BY_ID, wired
-from tests.upstreams.servers import Answer as HttpAnswer
-from tests.upstreams.servers import Got, HttpServer, json_answer
 
 
 def _stages(made: Any) -> dict[str, list[str]]:

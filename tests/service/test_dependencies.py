@@ -21,11 +21,11 @@ from interlock.authority.trusted_issuers import TrustedIssuer, TrustedIssuers
 from interlock.core.errors import Failure
 from interlock.testing import FakeClock
 from tests import sample
-from tests.authority.fake_vault import TOKEN, FakeVault
 from tests.support.calls import until
 from tests.support.engines import FakeGrpcEngine, FakeHttpEngine, fake, http
+from tests.support.fake_vault import TOKEN, FakeVault
 from tests.support.servers import LOOPBACK, place
-from tests.upstreams.servers import Answer, HttpServer
+from tests.support.upstream_servers import Answer, HttpServer
 
 Json = dict[str, Any]
 __all__ = ["fake", "http"]

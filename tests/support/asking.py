@@ -9,9 +9,9 @@ from typing import Any
 from tests.support import forked
 from tests.support.calls import use_policy
 from tests.support.mcp import AGENT, OTHER, REVIEWER, World, serving
+from tests.support.mcp_servers import asking as asking_server
+from tests.support.mcp_servers.asking import TOOLS, Asking
 from tests.support.source import ROOT
-from tests.upstreams.mcp_servers import asking as asking_server
-from tests.upstreams.mcp_servers.asking import TOOLS, Asking
 
 
 @asynccontextmanager
@@ -20,7 +20,7 @@ async def upstream(world: World, wire: str, **config: Any) -> AsyncGenerator[Ask
     asking = Asking()
     await use_policy(world.app, "permit(principal, action, resource);\n")
     if wire == "stdio":
-        command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.asking"]
+        command = [*forked.python(), "-m", "tests.support.mcp_servers.asking"]
         async with added(world, {"command": command, "cwd": str(ROOT), **config}):
             yield asking
         return

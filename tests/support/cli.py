@@ -1,4 +1,4 @@
-"""The command line as people and scripts meet it: a process of its own, over a data directory of its own."""
+"""The command line as people and scripts meet it, over a data directory of its own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from interlock.store.home import Home
 from interlock.store.homes import home_at
 from tests import warm
+from tests.support import in_process
 
 Json = dict[str, Any]
 INTERLOCK = (sys.executable, "-m", "interlock.cli")
@@ -61,7 +62,16 @@ class Cli:
         return {**base, "INTERLOCK_HOME": str(self.home), "INTERLOCK_DEMO_LEDGER": str(self.ledger), **self.extra}
 
     def __call__(self, *words: str, stdin: str = "") -> Ended:
-        code, printed, said = warm.run(words, self.environment, self.path, stdin.encode())
+        """Run a command in this process, where it can; otherwise in one of its own."""
+        if not in_process.fits(words, self.environment):
+            return self.apart(*words, stdin=stdin)
+        return self._ended(*in_process.run(words, self.environment, self.path, stdin.encode()))
+
+    def apart(self, *words: str, stdin: str = "") -> Ended:
+        """Run a command in a process of its own."""
+        return self._ended(*warm.run(words, self.environment, self.path, stdin.encode()))
+
+    def _ended(self, code: int, printed: bytes, said: bytes) -> Ended:
         out, err = printed.decode(), said.decode()
         assert "Traceback" not in out + err, err
         return Ended(code, out, err)

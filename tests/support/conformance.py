@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.upstreams.mcp_servers.real import CACHE, install_once, node_binary, run_command
+from tests.support.mcp_servers.real import CACHE, install_once, node_binary, run_command
 
 SUITE = Path(__file__).parents[1] / "doors" / "conformance"
 

@@ -10,7 +10,7 @@ from interlock.call.connector import Definition
 from interlock.core.clock import Clock
 from interlock.upstreams.grpc import GrpcUpstream
 from interlock.upstreams.grpc_config import GrpcConfig
-from tests.upstreams.servers import Pauses
+from tests.support.upstream_servers import Pauses
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.upstreams.http import HttpUpstream
 from interlock.upstreams.http_requests import HttpConfig
-from tests.upstreams.servers import Pauses, remote_call
+from tests.support.upstream_servers import Pauses, remote_call
 
 READ: Json = {"protocol": "http", "method": "GET", "path": "/things/{id}"}
 WRITE: Json = {"protocol": "http", "method": "POST", "path": "/things"}

@@ -15,8 +15,8 @@ from interlock.audit.invocations import invocation_of
 from interlock.call.capability import ToolGrant
 from interlock.call.events import Event
 from tests import sample
-from tests.gateway import isolated_tools as cell
 from tests.sample import TOOLS
+from tests.support import isolated_tools as cell
 from tests.support.calls import admit
 from tests.support.endpoints import register_people
 from tests.support.identities import did_of

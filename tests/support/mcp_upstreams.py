@@ -14,9 +14,9 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.upstreams.mcp import McpConfig, McpUpstream
-from tests.upstreams.servers import remote_call, served
+from tests.support.upstream_servers import remote_call, served
 
-SCRIPTED = Path(__file__).parents[1] / "upstreams" / "mcp_servers" / "scripted.py"
+SCRIPTED = Path(__file__).parents[1] / "support" / "mcp_servers" / "scripted.py"
 
 
 async def ask(one: McpUpstream, tool: str, arguments: Json | None = None, **facts: Any) -> Json:
@@ -48,7 +48,7 @@ async def by_address(url: str, **facts: Any) -> AsyncGenerator[McpUpstream]:
 @asynccontextmanager
 async def sdk_server() -> AsyncGenerator[str]:
     """The SDK's own server, over HTTP on this machine."""
-    from tests.upstreams.mcp_servers.sdk import app
+    from tests.support.mcp_servers.sdk import app
 
     async with served(app()) as base:
         yield f"{base}/mcp"

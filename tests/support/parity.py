@@ -16,8 +16,8 @@ from interlock import Effect, Interlock, Preview, tool
 from interlock.call.capability import ToolGrant
 from interlock.call.events import Event
 from tests import sample
-from tests.gateway import artifact_tools
 from tests.sample import TOOLS
+from tests.support import artifact_tools
 from tests.support.answers import Told, Wish, left
 from tests.support.calls import admit
 from tests.support.endpoints import register_people

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import orjson
 
-from tests.upstreams.mcp_servers.jobs import TASKS
+from tests.support.mcp_servers.jobs import TASKS
 
 MODERN = "2026-07-28"
 META = "io.modelcontextprotocol/"

@@ -16,7 +16,7 @@ from interlock import Interlock
 from interlock.telemetry import otel
 from interlock.telemetry.trace import Tracer
 from tests.sample import TOOLS
-from tests.telemetry import tools
+from tests.support import traced_tools as tools
 
 
 @dataclass

@@ -16,7 +16,7 @@ from interlock.data.schema import Json
 from interlock.testing import FakeClock
 from interlock.upstreams.manager import Upstreams
 
-MODULE = "tests.upstreams.langchain_tools"
+MODULE = "tests.support.langchain_tools"
 
 
 def definition(name: str, **facts: Any) -> Definition:

@@ -15,7 +15,7 @@ from interlock.api.service import Service
 from interlock.doors.mcp.listing import Listing
 from interlock.testing import FakeClock
 from tests.support.calls import publish
-from tests.surfaces.offices import offer
+from tests.support.surface_tools import offer
 
 SHOWN = [offer(f"shown_{number}", "One that is on the surface.") for number in range(5)]
 

@@ -15,8 +15,8 @@ from interlock.call.capability import ToolGrant
 from interlock.data.schema import Json
 from tests.support.calls import admit
 from tests.support.identities import did_of
+from tests.support.surface_tools import TOOLS, offer
 from tests.support.wires import WIRES, Wires, wired
-from tests.surfaces.offices import TOOLS, offer
 
 DOORS = ("mcp", "rest", "jsonrpc", "grpc")
 OVER = pytest.mark.parametrize("wire", WIRES)

@@ -25,8 +25,8 @@ from interlock.store import upstreams
 from interlock.store.port import Transaction
 from tests.support.calls import admit, records
 from tests.support.identities import did_of
+from tests.support.surface_tools import TOOLS, offer
 from tests.support.wires import Wires, wired
-from tests.surfaces.offices import TOOLS, offer
 
 HINTED = offer("run_42", "Does what it is for, and nothing else.", search_hint="book a flight to anywhere")
 SPACED = offer("list_all", "Returns what there is.", namespace="veterinary")

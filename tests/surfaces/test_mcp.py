@@ -21,8 +21,8 @@ from interlock.call.capability import ToolGrant
 from interlock.data.schema import Json
 from tests.support.calls import admit, records, until
 from tests.support.identities import did_of
+from tests.support.surface_tools import TOOLS, Value, offer
 from tests.support.wires import Wires, wired
-from tests.surfaces.offices import TOOLS, Value, offer
 
 MODERN = "2026-07-28"
 OWN = ["search_tools", "load_tools", "read_result"]

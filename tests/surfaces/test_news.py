@@ -19,7 +19,7 @@ from tests.support.calls import admit, until
 from tests.support.endpoints import ERAS
 from tests.support.identities import did_of
 from tests.support.lifecycles import Place, opened
-from tests.surfaces.offices import TOOLS, offer
+from tests.support.surface_tools import TOOLS, offer
 
 BOTH_ERAS = pytest.mark.parametrize("era", ERAS)
 LENT = offer("read_mail", "Read the mail of a mailbox.", permissions=["credential:mail/key"])

@@ -18,8 +18,8 @@ from interlock.call.capability import ToolGrant
 from interlock.data.schema import Json
 from tests.support.calls import admit, use_policy
 from tests.support.identities import did_of
+from tests.support.surface_tools import TOOLS
 from tests.support.wires import BY_ID, Wires, wired
-from tests.surfaces.offices import TOOLS
 
 DOORS = ("mcp", "rest", "jsonrpc", "grpc")
 EVE = did_of("eve")

@@ -30,8 +30,8 @@ from interlock.store.port import Transaction
 from interlock.testing import FakeClock
 from tests.support.calls import admit, records, until, use_policy
 from tests.support.identities import did_of
+from tests.support.surface_tools import TOOLS, offer
 from tests.support.wires import BY_ID, WIRES, Wires, wired
-from tests.surfaces.offices import TOOLS, offer
 
 FIELDS = {
     "surface_id", "scope", "created_at", "producer", "tool_refs", "loaded_tools", "deferred_tools", "blocked_tools",

@@ -25,7 +25,7 @@ from interlock.call.events import Event
 from interlock.data.schema import Json
 from tests.support.calls import admit
 from tests.support.identities import did_of
-from tests.surfaces.offices import offer
+from tests.support.surface_tools import offer
 from tests.thorough import examples
 
 T = TypeVar("T")

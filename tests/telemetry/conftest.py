@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from interlock import Interlock
 from tests import sample
+from tests.support import traced_tools as tools
 from tests.support.traced import attach
-from tests.telemetry import tools
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -25,7 +25,7 @@ from interlock.testing import FakeClock
 from tests import sample
 from tests.support import source
 from tests.support.traced import traced
-from tests.upstreams.servers import HttpServer
+from tests.support.upstream_servers import HttpServer
 
 # The clause, as it is written.
 NAMED = (

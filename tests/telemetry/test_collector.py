@@ -15,8 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from interlock import Interlock
 from interlock.settings import load_settings
+from tests.support.hostile import flood, raw_server, read_head
 from tests.support.traced import attach
-from tests.upstreams.hostile import flood, raw_server, read_head
 
 
 class Collector(ThreadingHTTPServer):

@@ -21,8 +21,8 @@ from interlock.telemetry import w3c
 from interlock.telemetry.trace import MOST_OUTBOUND
 from tests.support.calls import publish
 from tests.support.traced import Traced, Tree, traced
+from tests.support.upstream_servers import Answer, Asked, Got, HttpServer, ShopServer
 from tests.telemetry import reaching
-from tests.upstreams.servers import Answer, Asked, Got, HttpServer, ShopServer
 
 SECRET = "hunter2hunter2"
 LOOK: Json = {

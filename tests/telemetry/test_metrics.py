@@ -16,9 +16,9 @@ from interlock.telemetry.metrics import LATENCY_MS, METRICS, WINDOW_S, Metrics
 from interlock.testing import FakeClock
 from tests import sample
 from tests.sample import flaky
+from tests.support import traced_tools as tools
 from tests.support.metrics import of, render, scraped
 from tests.support.traced import attach
-from tests.telemetry import tools
 
 # The clause, as it is written.
 REQUIRED = {

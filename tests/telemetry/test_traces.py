@@ -15,10 +15,10 @@ from interlock import Caller, Failure, Interlock
 from interlock.data.schema import Json
 from interlock.testing import FakeClock
 from tests import sample
-from tests.gateway import checkpoint_tools
+from tests.support import checkpoint_tools
+from tests.support import traced_tools as tools
 from tests.support.calls import admit
 from tests.support.traced import traced
-from tests.telemetry import tools
 
 FORBIDDEN = """
 @id("not-slow")

@@ -40,7 +40,7 @@ async def add(wires: Wires, text: str) -> Json:
 async def test_the_command_that_agrees_in_advance_is_offered_typed_listed_and_bounded(home: Path) -> None:
     file = home.parent / "notes.txt"
     async with Interlock.open(home, housekeeping=False) as app, wired(app) as wires:
-        command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.notes", str(file)]
+        command = [*forked.python(), "-m", "tests.support.mcp_servers.notes", str(file)]
         config: Json = {"command": command, "cwd": str(ROOT)}
         overlay: Json = {"defaults": {"idempotency": "each"}}
         await app.upstreams.add("notes", "mcp", config, by=app.caller, overlay=overlay)

@@ -24,7 +24,7 @@ from interlock.upstreams.response_limits import Allowance, Intake
 from interlock.upstreams.supervisor import Restarts, Supervisor
 from tests.support.children import gone
 from tests.support.children import no_process_is_left as no_process_is_left
-from tests.upstreams.hostile import loop_is_free
+from tests.support.hostile import loop_is_free
 
 AT_ONCE = Restarts(pause_s=0.0)
 

@@ -17,8 +17,8 @@ from interlock import Interlock
 from interlock.data.schema import Json
 from tests.support.answers import Wish
 from tests.support.calls import code, records
+from tests.support.upstream_servers import Answer, Got, HttpServer
 from tests.support.wires import DOORS, wired
-from tests.upstreams.servers import Answer, Got, HttpServer
 
 PROVES = pytest.mark.proves("EFFECT-06")
 ROUNDS = 100

@@ -15,8 +15,8 @@ from interlock.data.schema import Json
 from tests.support.mcp_upstreams import sdk_server
 from tests.support.openapi import document
 from tests.support.providers import declared
+from tests.support.upstream_servers import ShopServer
 from tests.support.upstreams import MODULE
-from tests.upstreams.servers import ShopServer
 
 WORD: Json = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 NOBODY: Json = {"urls": ["http://127.0.0.1:9"], "allow_private": True}

@@ -23,8 +23,8 @@ from interlock.upstreams import repository
 from interlock.upstreams.manager import Report
 from interlock.upstreams.settlement import PROVE_EVERY_S
 from tests.support.providers import PROVIDERS, TAKES, declared
+from tests.support.upstream_servers import Answer, Asked, Got, HttpServer, ShopServer, json_answer, served
 from tests.support.upstreams import MODULE
-from tests.upstreams.servers import Answer, Asked, Got, HttpServer, ShopServer, json_answer, served
 
 
 async def _refused(app: Interlock, report: Report, upstream: str, wrong: set[str], right: str) -> None:

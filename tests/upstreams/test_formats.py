@@ -24,7 +24,7 @@ from interlock.upstreams.manifests import import_all
 from interlock.upstreams.overlay import parse_overlay
 from interlock.upstreams.provider_answers import answer
 from tests.support.calls import SIX, records
-from tests.upstreams.servers import HttpServer, json_answer
+from tests.support.upstream_servers import HttpServer, json_answer
 
 PROVIDERS: tuple[Provider, ...] = ("openai-chat", "openai-responses", "anthropic", "gemini")
 TAKES: Json = {

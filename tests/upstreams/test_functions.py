@@ -23,9 +23,9 @@ from interlock.upstreams.manifests import import_all
 from interlock.upstreams.overlay import parse_overlay
 from tests.support.calls import SIX, records
 from tests.support.cli import Cli
+from tests.support.hostile import loop_is_free
 from tests.support.providers import PROVIDERS, TAKES, declared
-from tests.upstreams.hostile import loop_is_free
-from tests.upstreams.servers import Answer, HttpServer, governed, json_answer, remote_call
+from tests.support.upstream_servers import Answer, HttpServer, governed, json_answer, remote_call
 
 APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
 READS = {"defaults": {"mutation_class": "read_only"}}

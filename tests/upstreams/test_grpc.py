@@ -22,8 +22,7 @@ from interlock.upstreams.grpc import GrpcUpstream
 from interlock.upstreams.grpc_config import GrpcConfig
 from interlock.upstreams.protobuf import definitions
 from tests.support.grpc_upstreams import found_in, upstream
-from tests.support.wires import WIRES, opened
-from tests.upstreams.servers import (
+from tests.support.upstream_servers import (
     TRACEPARENT,
     Asked,
     ShopServer,
@@ -33,6 +32,7 @@ from tests.upstreams.servers import (
     remote_call,
     services_of,
 )
+from tests.support.wires import WIRES, opened
 
 
 async def failure_of(one: GrpcUpstream, native: Json, **facts: Any) -> Failure:

@@ -36,10 +36,9 @@ from interlock.upstreams.manifests import MOST_PARTS
 from interlock.upstreams.websocket import WebSocketUpstream
 from interlock.upstreams.websocket_config import WebSocketConfig
 from tests.support.calls import until
+from tests.support.hostile import loop_is_free
 from tests.support.http_upstreams import ONE_THING, upstream
-from tests.support.upstreams import Scripted, definition, opened, states
-from tests.upstreams.hostile import loop_is_free
-from tests.upstreams.servers import (
+from tests.support.upstream_servers import (
     Answer,
     Got,
     HttpServer,
@@ -50,6 +49,7 @@ from tests.upstreams.servers import (
     json_answer,
     remote_call,
 )
+from tests.support.upstreams import Scripted, definition, opened, states
 
 OPENAPI: Json = {
     "openapi": "3.1.0",

@@ -28,7 +28,7 @@ from interlock.upstreams.http_requests import HttpConfig, build
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.websocket_config import WebSocketConfig
 from tests.support.http_upstreams import READ, WRITE, failure_of, upstream
-from tests.upstreams.servers import (
+from tests.support.upstream_servers import (
     TRACEPARENT,
     Answer,
     Got,

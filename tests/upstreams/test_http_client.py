@@ -11,7 +11,7 @@ import pytest
 
 from interlock.data.schema import Json
 from tests.support.http_upstreams import READ, WRITE, failure_of, upstream
-from tests.upstreams.servers import Answer, Got, HttpServer, remote_call
+from tests.support.upstream_servers import Answer, Got, HttpServer, remote_call
 
 TEXT = b'{"said": "' + b"hello " * 50_000 + b'"}'
 LOOK: Json = {"protocol": "http", "method": "HEAD", "path": "/things/{id}"}

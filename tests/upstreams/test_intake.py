@@ -28,9 +28,9 @@ from interlock.upstreams.response_limits import BURST, Allowance, Intake, addres
 from interlock.upstreams.websocket import WebSocketUpstream
 from interlock.upstreams.websocket_config import WebSocketConfig
 from tests.support import grpc_upstreams, http_upstreams
+from tests.support.hostile import HELD_S, flood, loop_is_free, raw_server, read_head, text_frame, websocket_accept
+from tests.support.upstream_servers import Answer, HttpServer, Pauses, ShopServer, SocketServer, remote_call
 from tests.thorough import examples
-from tests.upstreams.hostile import HELD_S, flood, loop_is_free, raw_server, read_head, text_frame, websocket_accept
-from tests.upstreams.servers import Answer, HttpServer, Pauses, ShopServer, SocketServer, remote_call
 
 ECHO: Json = {"protocol": "websocket", "method": "echo", "result": "result", "error": "error"}
 READ: Json = {"protocol": "http", "method": "GET", "path": "/thing"}

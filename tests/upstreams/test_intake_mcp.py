@@ -23,8 +23,8 @@ from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.upstream import McpUpstream
 from interlock.upstreams.supervisor import Restarts
 from tests.support.children import no_process_is_left as no_process_is_left
-from tests.upstreams.hostile import loop_is_free, raw_server
-from tests.upstreams.servers import remote_call
+from tests.support.hostile import loop_is_free, raw_server
+from tests.support.upstream_servers import remote_call
 
 STILL = Clock(monotonic=lambda: 0.0)
 

@@ -65,7 +65,7 @@ async def notes(home: Path, idempotency: str, *, approved: bool = True, **tools:
     """Serve the notes with keys from there; calls of `bot` whose text begins with m are approved in advance."""
     file = home.parent / "notes.txt"
     async with Interlock.open(home, housekeeping=False) as app, wired(app) as wires:
-        command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.notes", str(file)]
+        command = [*forked.python(), "-m", "tests.support.mcp_servers.notes", str(file)]
         config: Json = {"command": command, "cwd": str(ROOT)}
         tools = {"read": {"mutation_class": "read_only"}, **tools}
         overlay: Json = {"defaults": {"idempotency": idempotency}, "tools": tools}

@@ -24,10 +24,10 @@ from interlock.registry.admission import TrialEvidence, examine
 from interlock.upstreams.langchain import RESULT_SCHEMA, LangChainConfig, LangChainUpstream
 from interlock.upstreams.manifests import import_all
 from tests.support.calls import SIX, records
+from tests.support.hostile import loop_is_free
+from tests.support.upstream_servers import remote_call
 from tests.support.upstreams import MODULE
-from tests.upstreams.hostile import loop_is_free
 from tests.upstreams.langchain_hostile import HUNG
-from tests.upstreams.servers import remote_call
 
 HOSTILE = "tests.upstreams.langchain_hostile"
 

@@ -14,10 +14,10 @@ import pytest
 
 from docs.openapi_admission import PACKAGES, SAMPLED
 from interlock.store.homes import home_at
+from tests.support.mcp_servers.real import node_archive
 from tests.support.openapi import document
 from tests.support.stores import opened
 from tests.thorough import THOROUGH
-from tests.upstreams.mcp_servers.real import node_archive
 
 Json = dict[str, Any]
 MB = 1_000_000

@@ -30,7 +30,7 @@ from interlock.upstreams.supervisor import Restarts
 from tests.support.calls import until
 from tests.support.children import children, gone
 from tests.support.mcp_upstreams import SCRIPTED, ask, by_address, failure_of, sdk_server, text
-from tests.upstreams.servers import (
+from tests.support.upstream_servers import (
     TRACEPARENT,
     Answer,
     Got,

@@ -22,7 +22,7 @@ from interlock.upstreams.mcp.upstream import McpUpstream
 from interlock.upstreams.response_limits import Allowance, Intake
 from tests.support.calls import until
 from tests.support.mcp_upstreams import ask, by_address, failure_of, text
-from tests.upstreams.servers import Got
+from tests.support.upstream_servers import Got
 
 Reply = Callable[[Got, Json], bytes]
 VERSION = "2025-06-18"

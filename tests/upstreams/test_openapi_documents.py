@@ -31,7 +31,7 @@ from interlock.registry.admission import TrialEvidence, examine, publish
 from interlock.upstreams import openapi
 from interlock.upstreams.manifests import import_all
 from tests.support.openapi import document
-from tests.upstreams.servers import Answer, Got, HttpServer, json_answer, served
+from tests.support.upstream_servers import Answer, Got, HttpServer, json_answer, served
 
 DOCUMENTS = sorted((Path(__file__).parent / "data" / "openapi").glob("*.json.gz"))
 BASE = "https://api.example.com/v1"

@@ -16,8 +16,8 @@ import orjson
 from interlock.data.schema import Json
 from interlock.doors.mcp.listing import KEY
 from tests.support.providers import declared
+from tests.support.upstream_servers import Answer, Got, HttpServer, ShopServer, json_answer
 from tests.support.wires import WIRES, Wires, opened
-from tests.upstreams.servers import Answer, Got, HttpServer, ShopServer, json_answer
 
 WORD: Json = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 OBJECT: Json = {"type": "object", "properties": {"word": {"type": "string"}, "parts": {"type": "array"}}}

@@ -13,8 +13,8 @@ import pytest
 from interlock import Interlock
 from interlock.call.results import Result
 from interlock.data.schema import Json
-from tests.upstreams import servers
-from tests.upstreams.servers import Answer, Got, HttpServer, ShopServer, code_of
+from tests.support import upstream_servers as servers
+from tests.support.upstream_servers import Answer, Got, HttpServer, ShopServer, code_of
 
 # A server that offers what the file `offered` says, and notes what it is asked in the file `asked`.
 SERVER = """

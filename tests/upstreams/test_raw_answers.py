@@ -14,7 +14,7 @@ import pytest
 from interlock import Failure
 from tests.support.http_upstreams import ONE_THING
 from tests.support.http_upstreams import upstream as http
-from tests.upstreams.servers import remote_call
+from tests.support.upstream_servers import remote_call
 
 MOST_BYTES = 1_000_000
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"

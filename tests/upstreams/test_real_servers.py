@@ -20,8 +20,8 @@ from interlock.data.schema import Json
 from interlock.upstreams.mcp import McpConfig, McpUpstream
 from tests.support.calls import code, records
 from tests.support.children import children, gone
-from tests.upstreams.mcp_servers.real import node_server, python_server
-from tests.upstreams.servers import remote_call
+from tests.support.mcp_servers.real import node_server, python_server
+from tests.support.upstream_servers import remote_call
 
 MODERN, HANDSHAKE = "2026-07-28", "2025-11-25"
 

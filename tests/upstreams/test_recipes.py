@@ -18,9 +18,9 @@ from interlock.data.schema import Json
 from interlock.upstreams.repository import Report
 from tests.support import forked
 from tests.support.calls import code, records
+from tests.support.mcp_servers import notes as notes_server
 from tests.support.providers import declared
-from tests.upstreams.mcp_servers import notes as notes_server
-from tests.upstreams.servers import Answer, Asked, Got, HttpServer, ShopServer, SocketServer, json_answer, served
+from tests.support.upstream_servers import Answer, Asked, Got, HttpServer, ShopServer, SocketServer, json_answer, served
 
 ROOT = Path(__file__).parents[2]
 ADD: Json = {
@@ -61,7 +61,7 @@ async def notes(home: Path, protocol: str = "auto", /, **tools: Any) -> AsyncGen
     file = home.parent / "notes.txt"
     file.write_text("first\n")
     async with Interlock.open(home, housekeeping=False) as app:
-        command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.notes", str(file)]
+        command = [*forked.python(), "-m", "tests.support.mcp_servers.notes", str(file)]
         config = {"command": command, "cwd": str(ROOT), "protocol": protocol}
         report = await app.upstreams.add("notes", "mcp", config, by=app.caller, overlay={"tools": tools})
         yield Notes(app, file, report)
@@ -383,7 +383,7 @@ async def test_a_write_of_a_server_by_url_is_undone_the_same_way(home: Path, mon
 
 async def test_a_changed_tool_of_a_recipe_keeps_the_recipe_out_until_a_person_accepts_it(home: Path) -> None:
     """What undoes a write is pinned like the write: an undo by a tool that is another one now does not run."""
-    program = (ROOT / "tests/upstreams/mcp_servers/notes.py").read_text()
+    program = (ROOT / "tests/support/mcp_servers/notes.py").read_text()
     script, file = home.parent / "notes.py", home.parent / "notes.txt"
     script.write_text(program)
     async with Interlock.open(home, housekeeping=False) as app:

@@ -19,7 +19,7 @@ from interlock.data.schema import Json
 from interlock.testing import FakeClock
 from interlock.upstreams.websocket import WebSocketUpstream
 from interlock.upstreams.websocket_config import WebSocketConfig
-from tests.upstreams.servers import (
+from tests.support.upstream_servers import (
     TRACEPARENT,
     Pauses,
     SocketServer,

@@ -66,7 +66,9 @@ def _print_envelope(words: str) -> None:
     from interlock.cli.output import Output
     from interlock.core.errors import Failure
 
-    Output(as_json=True, session=Session(home=None, verbose=False)).fail(Failure("E3004", words))
+    out = Output(as_json=True, session=Session(home=None, verbose=False))
+    with contextlib.closing(out.stdout):
+        out.fail(Failure("E3004", words))
 
 
 @click.group(

@@ -195,14 +195,14 @@ def without_home(body: Callable[..., int]) -> Callable[..., None]:
     @click.pass_obj
     @functools.wraps(body)
     def run(session: Session, /, *, as_json: bool, **given: Any) -> None:
-        out = Output(as_json=as_json, session=session)
         _log(session)
         work = body if session.server is None else _REMOTE.get(_origin(body))
         if work is None:
             words = _LOCAL_ONLY.get(_origin(body), "works on a data directory itself, and not through a server")
             where = "run it where the directory is, with --home, or without --server, INTERLOCK_SERVER and a login"
             raise click.UsageError(f"`{click.get_current_context().command_path}` {words}; {where}")
-        with out.reserved():
+        out = Output(as_json=as_json, session=session)
+        with contextlib.closing(out.stdout), out.reserved():
             code = _guarded(out, lambda: work(out, **given))
         _leave(code)
 

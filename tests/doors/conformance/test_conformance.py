@@ -28,13 +28,13 @@ from interlock import Caller, Interlock
 from tests import warm
 from tests.support import forked
 from tests.support.conformance import SUITE, program
-from tests.support.ports import unused_port
-from tests.thorough import THOROUGH
-from tests.upstreams.mcp_servers.real import (
+from tests.support.mcp_servers.real import (
     CACHE,
     install_once,
     run_command,
 )
+from tests.support.ports import unused_port
+from tests.thorough import THOROUGH
 
 EVERYTHING = "examples/servers/everything-server/mcp_everything_server"
 APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
@@ -152,7 +152,7 @@ async def served(folder: Path, protocol: str) -> AsyncGenerator[str]:
         # The everything-server has no tasks; they exist in 2026-07-28 only. A scenario wants a server to refuse clients
         # without tasks, so Interlock must not follow tasks in their place.
         overlay = ("--overlay", str(SUITE / "jobs.yaml"), "--cwd", str(SUITE.parents[2]))
-        jobs = ("--", *forked.python(), "-m", "tests.upstreams.mcp_servers.jobs")
+        jobs = ("--", *forked.python(), "-m", "tests.support.mcp_servers.jobs")
         await cli("upstream", "add", "mcp", "jobs", *options, "--tasks", "relay", *overlay, *jobs)
         token = (await cli("token", "issue", "--agent", "suite")).strip()
         await agree_in_advance(folder / "home")

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from tests.upstreams.mcp_servers.real import (
+from tests.support.mcp_servers.real import (
     ROOT,
     install_once,
     install_python,

@@ -1,4 +1,4 @@
-"""A server of notes made with the official SDK, run as a program: `python -m tests.upstreams.mcp_servers.notes FILE`.
+"""A server of notes made with the official SDK, run as a program: `python -m tests.support.mcp_servers.notes FILE`.
 
 Every note is a line of the file, so that tests see from outside how often something was done.
 """

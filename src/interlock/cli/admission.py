@@ -13,11 +13,11 @@ from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Admission, Interlock
+    from interlock.api.types import Trial
     from interlock.cli.render import Page
     from interlock.contract.declare import Tool
     from interlock.contract.refusals import DeclarationRefusal
     from interlock.core.errors import Failure
-    from interlock.trials import Trial
 
 Json = dict[str, Any]
 

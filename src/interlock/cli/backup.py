@@ -14,7 +14,7 @@ from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.api.backups import Copied, Progress
-    from interlock.audit.archive import Tier
+    from interlock.api.types import Tier
     from interlock.cli.render import Page
 
 

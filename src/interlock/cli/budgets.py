@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from interlock.api.interlock import Interlock
+    from interlock.api.types import Reader
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
-    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from interlock.api.interlock import Interlock
-    from interlock.approvals.ticket import Ticket
+    from interlock.api.types import Ticket
     from interlock.call.phases import Request
     from interlock.call.results import Result
     from interlock.cli.output import Output

@@ -15,9 +15,9 @@ from interlock.cli.viewer import AtRest, Remote, Viewer, with_names
 if TYPE_CHECKING:
     from interlock.api.history import History
     from interlock.api.interlock import Interlock
+    from interlock.api.types import Reader
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
-    from interlock.store.port import Reader
 
 
 Json = dict[str, Any]

@@ -12,9 +12,9 @@ from interlock.cli.viewer import time_at_rest
 
 if TYPE_CHECKING:
     from interlock.api.listing import Lead
+    from interlock.api.types import Reader
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
-    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 

@@ -18,9 +18,9 @@ from interlock.cli.output import Output, Session, Unwritable, code_of
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
+    from interlock.api.types import Reader
     from interlock.call.context import Caller
     from interlock.core.errors import Failure
-    from interlock.store.port import Reader
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ from interlock.cli.command import reader_of
 from interlock.cli.output import Session
 
 if TYPE_CHECKING:
-    from interlock.store.port import Reader
+    from interlock.api.types import Reader
 
 
 def tool_names(context: click.Context, _: click.Parameter, begun: str) -> list[str]:

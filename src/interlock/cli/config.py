@@ -12,9 +12,9 @@ from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
+    from interlock.api.types import SharedConfig
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
-    from interlock.store.shared_version import SharedConfig
 
 Json = dict[str, Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

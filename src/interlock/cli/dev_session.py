@@ -27,10 +27,9 @@ from interlock.core.expressions import expression
 if TYPE_CHECKING:
     from interlock.api.drafts import Draft, DraftSession
     from interlock.api.interlock import Interlock
+    from interlock.api.types import Stamp, Version
     from interlock.call.results import Result
     from interlock.cli.render import Page
-    from interlock.registry.drafts import Stamp
-    from interlock.registry.version import Version
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from interlock.api.history import History, HistoryEntry, in_order, tickets_in
 from interlock.core.errors import CODES, Failure
 
 if TYPE_CHECKING:
-    from interlock.approvals.ticket import Ticket
+    from interlock.api.types import Ticket
     from interlock.cli.remote import Server
 
 Json = dict[str, Any]

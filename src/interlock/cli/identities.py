@@ -11,9 +11,9 @@ from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
+    from interlock.api.types import Reader
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
-    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 

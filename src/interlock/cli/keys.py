@@ -11,10 +11,9 @@ from interlock.cli.output import Output
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
-    from interlock.authority.keys import Algorithm
+    from interlock.api.types import Algorithm, Reader
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
-    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 _algorithm = click.Choice(["RS256", "EdDSA", "ES256"])

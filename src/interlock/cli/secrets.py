@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from interlock.api.interlock import Interlock
-    from interlock.authority.secrets import StoredCredential
+    from interlock.api.types import CredentialEntry, Reader, StoredCredential
     from interlock.cli.render import Page
-    from interlock.store.port import Reader
-    from interlock.store.secrets import CredentialEntry
 
 _stays_here = local_only("handles stored credentials, which neither come from nor leave their machine by a server")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}

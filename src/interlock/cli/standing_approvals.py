@@ -16,11 +16,10 @@ from interlock.cli.viewer import AtRest, Local, Remote, Viewer
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
-    from interlock.approvals.standing import Standing
+    from interlock.api.types import Reader, Standing
     from interlock.call.context import Caller
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
-    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
-    from interlock.approvals.ticket import Ticket
+    from interlock.api.types import Ticket
     from interlock.call.context import Caller
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page

@@ -15,9 +15,9 @@ from interlock.cli.upstream_import import import_
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
+    from interlock.api.types import Reader
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
-    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock.api.interlock import Interlock
+    from interlock.api.types import ClientConfig
     from interlock.cli.render import Page
     from interlock.core.errors import Failure
-    from interlock.upstreams.client_config import ClientConfig
 
 Json = dict[str, Any]
 T = TypeVar("T")

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from interlock.api.interlock import Interlock
-    from interlock.approvals.ticket import Ticket
+    from interlock.api.types import Reader, Ticket
     from interlock.cli.remote import Server
-    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 _DID = r"did:[a-z0-9]+:[\w.:%-]*\w"

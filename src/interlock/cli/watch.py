@@ -27,7 +27,7 @@ from interlock.core.errors import Failure
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
-    from interlock.approvals.ticket import Ticket
+    from interlock.api.types import Ticket
     from interlock.call.context import Caller
     from interlock.cli.remote import Server
 

@@ -37,7 +37,7 @@ from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
     from interlock.api.comparisons import Expected
-    from interlock.gateway.fast_path import RunningRead
+    from interlock.api.types import RunningRead
 
 _log = logging.getLogger("interlock.doors.mcp")
 

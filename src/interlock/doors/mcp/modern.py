@@ -49,7 +49,7 @@ from interlock.telemetry.w3c import sent as trace_sent
 
 if TYPE_CHECKING:
     from interlock.api.mcp_names import Names
-    from interlock.gateway.fast_path import RunningRead
+    from interlock.api.types import RunningRead
 
 Handle = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]
 

@@ -24,7 +24,7 @@ from interlock.data.untrusted import members
 from interlock.doors.mcp.listing import can_sample
 
 if TYPE_CHECKING:
-    from interlock.selection.stages import Selector
+    from interlock.api.types import Selector
 
 TIMEOUT_S: Final = 120.0
 MOST_ANSWER: Final = 64 * 1024

@@ -24,7 +24,7 @@ from interlock.window.reading import LONGEST, asked
 
 if TYPE_CHECKING:
     from interlock.api.comparisons import Expected
-    from interlock.selection.stages import Selector
+    from interlock.api.types import Selector
 
 SEARCH: Final = "search_tools"
 LOAD: Final = "load_tools"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from interlock.api.backends import engine, secret_source
@@ -17,12 +18,12 @@ from interlock.authority.tokens import Tokens
 from interlock.authority.trusted_issuers import TrustedIssuer, TrustedIssuers
 from interlock.call.context import Caller
 from interlock.call.phases import Lease
-from interlock.privacy.redact import RedactionRules, Redactor
 from interlock.store.sealing import Box
 
 if TYPE_CHECKING:
     from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
+    from interlock.privacy.redact import Redactor
     from interlock.settings import Settings
     from interlock.store.home import Home
     from interlock.store.port import Store
@@ -43,17 +44,13 @@ class Authority:
         registry: DidRegistry | None,
     ) -> None:
         self._clock = clock
-        self.redactor = Redactor(
-            RedactionRules(
-                strict=settings.strict_redaction,
-                extra_patterns=tuple(one.rule for one in settings.redact_patterns),
-                extra_names=settings.redact_names,
-            )
-        )
+        self._settings = settings
+        if settings.redact_patterns or settings.redact_names:
+            _ = self.redactor  # rules that cannot be used refuse the start
         self.policy = Policies(
             home.policy, home.principals, clock=clock, environment=settings.environment, shared=follow(home, journal)
         )
-        self.engine = engine(settings, self.policy, clock, self.redactor)
+        self.engine = engine(settings, self.policy, clock, lambda: self.redactor)
         self.issuer_keys = IssuerKeys(home.keys / "issuer", clock=clock)
         self.identities = LocalIdentities(journal)
         self.tokens = Tokens(
@@ -81,6 +78,20 @@ class Authority:
         )
         self._caller_id = caller or f"local:{local_user()}"
         self._acting: Caller | None = None
+
+    @cached_property
+    def redactor(self) -> Redactor:
+        """Takes out of texts and data what nobody is to see. Many commands show none, so it is loaded on first use."""
+        from interlock.privacy.redact import RedactionRules, Redactor
+
+        settings = self._settings
+        return Redactor(
+            RedactionRules(
+                strict=settings.strict_redaction,
+                extra_patterns=tuple(one.rule for one in settings.redact_patterns),
+                extra_names=settings.redact_names,
+            )
+        )
 
     @property
     def caller(self) -> Caller:

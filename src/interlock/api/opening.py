@@ -15,7 +15,6 @@ from interlock.authority.policy import make_defaults
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
-from interlock.gateway.hooks import Hook
 from interlock.store import facts
 from interlock.store.home import Home
 from interlock.store.homes import home_at
@@ -25,6 +24,7 @@ from interlock.store.shared_config import settings_of
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.gateway.hooks import Hook
     from interlock.settings import HookSetting
 
 
@@ -108,6 +108,7 @@ class Opening(Generic[T]):
 
 
 def _hook(setting: HookSetting, home: Home) -> Hook:
+    from interlock.gateway.hooks import Hook
     from interlock.registry.source import function  # loaded where there is a hook: it loads declarations
 
     try:

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from interlock.gateway.approval.resume import ApprovedCalls
     from interlock.gateway.approval.review import Reviews
     from interlock.gateway.approval.standing import StandingApprovals
+    from interlock.gateway.hooks import Hooks
     from interlock.gateway.invoke import Gateway
     from interlock.gateway.judge import CallCheck
+    from interlock.gateway.persistence.storage import CallStorage
+    from interlock.privacy.redact import Redactor
 
 
 class OnDemand:
@@ -60,6 +63,21 @@ class OnDemand:
     def makes_calls(self) -> bool:
         """Whether the gateway was used. If not, there is nothing of it to be finished or looked at."""
         return "gateway" in vars(self)
+
+    @property
+    def redactor(self) -> Redactor:
+        """Takes out of texts and data what nobody is to see."""
+        return self._outside.redactor
+
+    @property
+    def hooks(self) -> Hooks:
+        """The hooks around calls."""
+        return self._shared.hooks
+
+    @property
+    def storage(self) -> CallStorage:
+        """What calls leave behind besides records."""
+        return self._shared.storage
 
     @cached_property
     def _reviewing(self) -> Reviewing:

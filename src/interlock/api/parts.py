@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from interlock.call.context import Caller
     from interlock.call.events import Listener
     from interlock.core.clock import Clock
+    from interlock.effects.locks import Locks
     from interlock.settings import Settings
     from interlock.store.home import Home
+    from interlock.store.instance import Instance
     from interlock.upstreams.decisions import TryOut
     from interlock.upstreams.manager import Upstreams
 
@@ -88,7 +90,7 @@ class Parts(OnDemand):
             registry=registry,
         )
         self.policy, self.engine = authority.policy, authority.engine
-        self.identities, self.tokens, self.issuer_keys = authority.identities, authority.tokens, authority.issuer_keys
+        self.identities, self.issuer_keys = authority.identities, authority.issuer_keys
         self.secrets, self.box = authority.secrets, authority.box
         self.messages = authority.messages
         self._try_out = try_out
@@ -98,11 +100,11 @@ class Parts(OnDemand):
             journal=self.journal,
             catalog=self.catalog,
             engine=self.engine,
-            verifier=self.tokens.verifier,
+            tokens_of=lambda: authority.tokens,
             box=self.box,
             channels=self._channels_of,
             lend=authority.lend,
-            home=home,
+            make_locks=partial(_locks, home, clock, self.instance),
             make_redactor=lambda: authority.redactor,
             settings=settings,
             clock=clock,
@@ -243,3 +245,9 @@ class Parts(OnDemand):
         """Raise an alert about a channel that notifies nobody."""
         facts = {"channel": channel, "failures": failures, "reason": reason}
         self.observer.announce("tool.alert", "", "", alert="CHANNEL_FAILING", **facts)
+
+
+def _locks(home: Home, clock: Clock, instance: Instance) -> Locks:
+    from interlock.effects.locks import Locks
+
+    return Locks(home, clock=clock, instance=instance)

@@ -17,6 +17,7 @@ from interlock.gateway.approval.sweep import sweep
 if TYPE_CHECKING:
     from interlock.api.wiring.reviewing import Reviewing
     from interlock.api.wiring.shared import Outside, Shared
+    from interlock.authority.tokens import Tokens
     from interlock.call.context import Caller
     from interlock.call.phases import Reason, Request
     from interlock.call.prepared import ToolFacts
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from interlock.gateway.invoke import Gateway
     from interlock.gateway.judge import CallCheck
     from interlock.gateway.persistence.storage import CallStorage
-    from interlock.privacy.redact import Redactor
 
 
 class OnDemand:
@@ -65,9 +65,9 @@ class OnDemand:
         return "gateway" in vars(self)
 
     @property
-    def redactor(self) -> Redactor:
-        """Takes out of texts and data what nobody is to see."""
-        return self._outside.redactor
+    def tokens(self) -> Tokens:
+        """Issues and verifies tokens."""
+        return self._outside.tokens
 
     @property
     def hooks(self) -> Hooks:
@@ -76,7 +76,7 @@ class OnDemand:
 
     @property
     def storage(self) -> CallStorage:
-        """What calls leave behind besides records."""
+        """The stores of what calls leave besides records."""
         return self._shared.storage
 
     @cached_property

@@ -21,7 +21,7 @@ from interlock.telemetry.setup import Telemetry
 if TYPE_CHECKING:
     from interlock.approvals.tickets import Channels
     from interlock.authority.policy import Engine
-    from interlock.authority.verifier import Verifier
+    from interlock.authority.tokens import Tokens
     from interlock.call.connector import Connector, ReadFile
     from interlock.call.phases import Lease
     from interlock.core.clock import Clock
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from interlock.privacy.redact import Redactor
     from interlock.registry.catalog import Catalog
     from interlock.settings import Settings
-    from interlock.store.home import Home
     from interlock.store.instance import Instance
     from interlock.store.port import Store
     from interlock.store.sealing import Box
@@ -53,11 +52,11 @@ class Outside:
     journal: Store
     catalog: Catalog
     engine: Engine
-    verifier: Verifier
+    tokens_of: Callable[[], Tokens]
     box: Box
     channels: Channels
     lend: Callable[[tuple[str, ...], float], Awaitable[Lease]]
-    home: Home
+    make_locks: Callable[[], Locks]
     make_redactor: Callable[[], Redactor]
     settings: Settings
     clock: Clock
@@ -74,15 +73,17 @@ class Outside:
     # The object that Authorize puts on granted calls. Executors run nothing without it.
     grant: object = field(default_factory=object)
 
-    @cached_property
-    def redactor(self) -> Redactor:
-        return self.make_redactor()
+    @property
+    def tokens(self) -> Tokens:
+        return self.tokens_of()
 
     @cached_property
     def locks(self) -> Locks:
-        from interlock.effects.locks import Locks
+        return self.make_locks()
 
-        return Locks(self.home, clock=self.clock, instance=self.instance)
+    @cached_property
+    def redactor(self) -> Redactor:
+        return self.make_redactor()
 
 
 class Shared:
@@ -170,7 +171,7 @@ class Shared:
         outside = self._outside
         return Judge(
             engine=outside.engine,
-            verifier=outside.verifier,
+            verifier=outside.tokens.verifier,
             redaction=self.redaction,
             allowances=self.allowances,
             settings=outside.settings,

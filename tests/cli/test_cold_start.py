@@ -202,7 +202,7 @@ def test_a_call_loads_neither_endpoints_nor_what_admits_tools(cli: Cli) -> None:
 @OF_A_FILE
 def test_the_story_of_a_call_is_told_without_the_phases(cli: Cli) -> None:
     call = cli.call("demo.balance", {"account": "cash"})["invocation_id"]
-    for words, told, most in ((("audit", "explain"), "demo.balance", 162), (("calls", "trace"), call, 191)):
+    for words, told, most in ((("audit", "explain"), "demo.balance", 165), (("calls", "trace"), call, 193)):
         said, others, own = modules(cli.home, *words, call)
         assert told in said
         assert not {"interlock.api.wiring.gateway", "interlock.gateway.invoke", "interlock.executors"} & own
@@ -224,7 +224,7 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(once
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("health", 159), ("surface show", 174), ("tools select balance", 235),
+        ("health", 162), ("surface show", 177), ("tools select balance", 238),
     ],
 )  # fmt: skip
 def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(once: Once, words: str, most: int) -> None:

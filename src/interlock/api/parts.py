@@ -20,6 +20,7 @@ from interlock.api.wiring.on_demand import OnDemand
 from interlock.api.wiring.shared import Outside, Shared
 from interlock.approvals.notify import Courier
 from interlock.core.supervise import Supervisor
+from interlock.effects.locks import Locks
 from interlock.gateway.ownership import Ownership
 from interlock.gateway.paging import Cursors
 from interlock.gateway.remote_cancel import RemoteCancel
@@ -32,10 +33,8 @@ if TYPE_CHECKING:
     from interlock.call.context import Caller
     from interlock.call.events import Listener
     from interlock.core.clock import Clock
-    from interlock.effects.locks import Locks
     from interlock.settings import Settings
     from interlock.store.home import Home
-    from interlock.store.instance import Instance
     from interlock.upstreams.decisions import TryOut
     from interlock.upstreams.manager import Upstreams
 
@@ -104,7 +103,7 @@ class Parts(OnDemand):
             box=self.box,
             channels=self._channels_of,
             lend=authority.lend,
-            make_locks=partial(_locks, home, clock, self.instance),
+            locks=Locks(home, clock=clock, instance=self.instance),
             make_redactor=lambda: authority.redactor,
             settings=settings,
             clock=clock,
@@ -245,9 +244,3 @@ class Parts(OnDemand):
         """Raise an alert about a channel that notifies nobody."""
         facts = {"channel": channel, "failures": failures, "reason": reason}
         self.observer.announce("tool.alert", "", "", alert="CHANNEL_FAILING", **facts)
-
-
-def _locks(home: Home, clock: Clock, instance: Instance) -> Locks:
-    from interlock.effects.locks import Locks
-
-    return Locks(home, clock=clock, instance=instance)

@@ -56,7 +56,7 @@ class Outside:
     box: Box
     channels: Channels
     lend: Callable[[tuple[str, ...], float], Awaitable[Lease]]
-    make_locks: Callable[[], Locks]
+    locks: Locks
     make_redactor: Callable[[], Redactor]
     settings: Settings
     clock: Clock
@@ -76,10 +76,6 @@ class Outside:
     @property
     def tokens(self) -> Tokens:
         return self.tokens_of()
-
-    @cached_property
-    def locks(self) -> Locks:
-        return self.make_locks()
 
     @cached_property
     def redactor(self) -> Redactor:

@@ -196,13 +196,13 @@ def test_a_call_loads_neither_endpoints_nor_what_admits_tools(cli: Cli) -> None:
     assert not own & {"interlock.doors", "interlock.http", "interlock.settings", "interlock.trials"}
     assert "importlib.metadata" not in others  # pydantic would load it to look for plugins
     _, _, each = modules(cli.home, "call", "demo.balance", '{"account": "cash"}')
-    assert len(each) <= 308
+    assert len(each) <= 306
 
 
 @OF_A_FILE
 def test_the_story_of_a_call_is_told_without_the_phases(cli: Cli) -> None:
     call = cli.call("demo.balance", {"account": "cash"})["invocation_id"]
-    for words, told, most in ((("audit", "explain"), "demo.balance", 213), (("calls", "trace"), call, 229)):
+    for words, told, most in ((("audit", "explain"), "demo.balance", 165), (("calls", "trace"), call, 193)):
         said, others, own = modules(cli.home, *words, call)
         assert told in said
         assert not {"interlock.api.wiring.gateway", "interlock.gateway.invoke", "interlock.executors"} & own
@@ -224,7 +224,7 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(once
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        ("health", 203), ("surface show", 224), ("tools select balance", 259),
+        ("health", 162), ("surface show", 177), ("tools select balance", 238),
     ],
 )  # fmt: skip
 def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(once: Once, words: str, most: int) -> None:
@@ -239,7 +239,7 @@ def test_commands_that_make_no_call_load_neither_the_phases_nor_the_tools(once: 
 # These ask the policy and the contracts, and no part of an open data directory.
 @OF_A_FILE
 @pytest.mark.parametrize(
-    ("words", "most"), [("policy explain me demo.post", 121), ("tools export --format anthropic", 122)]
+    ("words", "most"), [("policy explain me demo.post", 121), ("tools export --format anthropic", 117)]
 )
 def test_rules_are_explained_and_tools_exported_from_the_database_alone(once: Once, words: str, most: int) -> None:
     said, others, own = once(words)
@@ -256,7 +256,7 @@ def test_a_search_reads_the_database_alone(cli: Cli) -> None:
     assert "demo.balance" in said
     assert others == {"cedarpy", "click", "cryptography", "numpy", "orjson"}
     assert not {"interlock.api.parts", "interlock.gateway", "interlock.store.journal"} & own
-    assert len(own) <= 122
+    assert len(own) <= 117
 
 
 # A token names another caller, and settings may name another source of vectors.
@@ -342,6 +342,17 @@ def test_searches_load_no_stemmers_of_other_languages_and_no_metadata_of_package
     _, others, _ = once(words)
     assert "numpy" in others
     assert not {"email", "snowballstemmer"} & others
+
+
+def test_the_types_of_numpy_are_there_for_code_that_asks_for_them():
+    """A hook of a data directory may use them, in a command that loads vectors without them."""
+    code = (
+        "import sys; from interlock.cli.command import lean_vectors; lean_vectors(); import numpy;"
+        "assert 'numpy._typing._array_like' not in sys.modules; import numpy.typing;"
+        "print(numpy.typing.NDArray[numpy.int8], numpy.linalg.eigh([[2.0]]).eigenvalues[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["numpy.ndarray[tuple[typing.Any,", "...],", "numpy.dtype[numpy.int8]]", "2.0"]
 
 
 @OF_A_FILE

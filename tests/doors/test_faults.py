@@ -211,7 +211,7 @@ from tests.sample import add
 
 async def main() -> None:
     async with Interlock.open(sys.argv[1], housekeeping=False) as app:
-        configure("json", "warning", redact=lambda text: safe_log(app.redactor, text))
+        configure("json", "warning", redact=lambda text: safe_log(app.authority.redactor, text))
         app.gateway.failure_log._seldom = Seldom(0.0, time.monotonic)
         await admit(app, add, explodes, choosy, waits)
         service = Service(app)

@@ -98,7 +98,7 @@ def log_each_in_full(wires: Wires) -> None:
 
 def logged(wires: Wires, caplog: pytest.LogCaptureFixture, trace_id: str) -> str:
     """What the log says under a trace: what happened and where, without the secret."""
-    form = JsonLines(lambda text: safe_log(wires.app.redactor, text))
+    form = JsonLines(lambda text: safe_log(wires.app.authority.redactor, text))
     found = [record for record in caplog.records if getattr(record, "trace_id", None) == trace_id]
     lines = "\n".join(form.format(record) for record in found if record.levelno >= logging.WARNING)
     assert SECRET not in lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from interlock.api.backends import engine, secret_source
@@ -13,19 +14,21 @@ from interlock.authority.identities import DidRegistry, LocalIdentities
 from interlock.authority.keys import IssuerKeys
 from interlock.authority.policy import Policies
 from interlock.authority.secrets import Secrets, SecretSource, open_lease
-from interlock.authority.tokens import Tokens
-from interlock.authority.trusted_issuers import TrustedIssuer, TrustedIssuers
 from interlock.call.context import Caller
 from interlock.call.phases import Lease
-from interlock.privacy.redact import RedactionRules, Redactor
 from interlock.store.sealing import Box
 
 if TYPE_CHECKING:
+    from interlock.authority.tokens import Tokens
     from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
+    from interlock.privacy.redact import Redactor
     from interlock.settings import Settings
     from interlock.store.home import Home
     from interlock.store.port import Store
+
+# A name that neither a DID nor a trusted issuer has.
+DEFAULT_ISSUER = "interlock"
 
 
 class Authority:
@@ -42,32 +45,21 @@ class Authority:
         caller: str | None,
         registry: DidRegistry | None,
     ) -> None:
+        self._home = home
+        self._journal = journal
         self._clock = clock
-        self.redactor = Redactor(
-            RedactionRules(
-                strict=settings.strict_redaction,
-                extra_patterns=tuple(one.rule for one in settings.redact_patterns),
-                extra_names=settings.redact_names,
-            )
-        )
+        self._settings = settings
+        if settings.redact_patterns or settings.redact_names:
+            _ = self.redactor  # rules that cannot be used refuse the start
         self.policy = Policies(
             home.policy, home.principals, clock=clock, environment=settings.environment, shared=follow(home, journal)
         )
-        self.engine = engine(settings, self.policy, clock, self.redactor)
+        self.engine = engine(settings, self.policy, clock, lambda: self.redactor)
         self.issuer_keys = IssuerKeys(home.keys / "issuer", clock=clock)
         self.identities = LocalIdentities(journal)
-        self.tokens = Tokens(
-            journal=journal,
-            clock=clock,
-            keys=self.issuer_keys,
-            registry=registry or self.identities,
-            trusted=TrustedIssuers(
-                [TrustedIssuer.read(entry) for entry in settings.trusted_issuers], clock=clock, named=home.named
-            ),
-            issuer=settings.token_issuer,
-            audience=settings.token_audience,
-            max_ttl_s=settings.token_max_s,
-        )
+        self._registry = registry or self.identities
+        if settings.trusted_issuers or settings.token_issuer != DEFAULT_ISSUER:
+            _ = self.tokens  # issuers that cannot be used refuse the start
         self.box = Box(home.keys, where=settings.secrets_key)
         self.secrets = Secrets(journal, self.box, clock)
         self._configured = self.lent_from = secret_source(settings, self.secrets, clock)
@@ -81,6 +73,42 @@ class Authority:
         )
         self._caller_id = caller or f"local:{local_user()}"
         self._acting: Caller | None = None
+
+    @cached_property
+    def redactor(self) -> Redactor:
+        """Takes out of texts and data what nobody is to see. Many commands show none, so it is loaded on first use."""
+        from interlock.privacy.redact import RedactionRules, Redactor
+
+        settings = self._settings
+        return Redactor(
+            RedactionRules(
+                strict=settings.strict_redaction,
+                extra_patterns=tuple(one.rule for one in settings.redact_patterns),
+                extra_names=settings.redact_names,
+            )
+        )
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """Issues and verifies tokens. Many commands have none, so it is loaded on first use."""
+        from interlock.authority.tokens import Tokens
+        from interlock.authority.trusted_issuers import TrustedIssuer, TrustedIssuers
+
+        settings = self._settings
+        return Tokens(
+            journal=self._journal,
+            clock=self._clock,
+            keys=self.issuer_keys,
+            registry=self._registry,
+            trusted=TrustedIssuers(
+                [TrustedIssuer.read(entry) for entry in settings.trusted_issuers],
+                clock=self._clock,
+                named=self._home.named,
+            ),
+            issuer=settings.token_issuer,
+            audience=settings.token_audience,
+            max_ttl_s=settings.token_max_s,
+        )
 
     @property
     def caller(self) -> Caller:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from interlock.authority.policy import Engine, Policies
     from interlock.authority.secrets import Secrets, SecretSource
     from interlock.core.clock import Clock
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from interlock.settings import Settings
 
 
-def engine(settings: Settings, embedded: Policies, clock: Clock, redactor: Redactor) -> Engine:
+def engine(settings: Settings, embedded: Policies, clock: Clock, redactor: Callable[[], Redactor]) -> Engine:
     """The engine that decides about calls."""
     if settings.policy_engine == "embedded":
         return embedded
@@ -26,7 +28,7 @@ def engine(settings: Settings, embedded: Policies, clock: Clock, redactor: Redac
         token=token,
         clock=clock,
         arguments=settings.policy_arguments,
-        redactor=redactor,
+        redactor=redactor(),
     )
 
 

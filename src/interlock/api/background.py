@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 from interlock.api.home_health import Condition
 from interlock.authority import budgets
 from interlock.core.threads import DISK
-from interlock.gateway import idempotency
 from interlock.gateway.reconcile import close_dead_calls
-from interlock.resilience import limits
-from interlock.store import facts, payloads, surfaces
+from interlock.store import facts, payloads
 from interlock.store.inspection import has_sandboxed_tools
 
 if TYPE_CHECKING:
@@ -107,9 +105,17 @@ class BackgroundTasks:
     async def maintain(self) -> list[Milestone]:
         """Remove expired data and retire versions that are due. Runs by itself once an hour."""
         from interlock.audit.retention import expire_payloads
+        from interlock.gateway import idempotency
         from interlock.registry.retirement import sweep
+        from interlock.resilience import limits
+        from interlock.store import surfaces
 
-        for evict, at_once in _EVICTIONS:
+        evictions = (
+            (idempotency.evict, idempotency.EVICT_AT_ONCE),
+            (budgets.evict, budgets.EVICT_AT_ONCE),
+            (limits.evict, limits.EVICT_AT_ONCE),
+        )
+        for evict, at_once in evictions:
             while await self._journal.commit(evict) == at_once:
                 pass
         await self._journal.commit(surfaces.sweep)
@@ -202,13 +208,6 @@ class BackgroundTasks:
 
     async def _probe_upstreams(self) -> None:
         await self._upstreams().probe_all()
-
-
-_EVICTIONS = (
-    (idempotency.evict, idempotency.EVICT_AT_ONCE),
-    (budgets.evict, budgets.EVICT_AT_ONCE),
-    (limits.evict, limits.EVICT_AT_ONCE),
-)
 
 
 async def open_sandbox(readers: Readers, warm_up: Callable[[], Awaitable[None]], after_s: float) -> None:

@@ -273,7 +273,7 @@ class Calls:
             version = await self._parts.catalog.exact(facts["toolId"], facts["version"])
             schema = version.contract.input.document
         found = await self._records.inputs(call_id)
-        shown = await inputs_for_auditors(found, self._parts.redactor.for_schema(schema))
+        shown = await inputs_for_auditors(found, self._parts.authority.redactor.for_schema(schema))
         return {"invocation_id": call_id, "input_hash": facts.get("inputHash"), **shown}
 
     async def checkpoints(

@@ -11,7 +11,6 @@ from interlock.approvals.notify import undelivered
 from interlock.core.errors import Failure
 from interlock.core.threads import CHECKS
 from interlock.store import readiness
-from interlock.store.node_files import differences
 
 if TYPE_CHECKING:
     from interlock.api.dependencies import Condition, Dependencies
@@ -138,6 +137,8 @@ class Health:
 
     async def _nodes(self) -> Condition:
         """Whether the files that all machines of the store must share are the same here and there."""
+        from interlock.store.node_files import differences
+
         return "degraded" if await CHECKS.run(differences, self._parts.home) else "healthy"
 
     async def _backups(self) -> Condition:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, 
 from interlock.api import requests
 from interlock.api.admission import Admission, Admissions
 from interlock.api.call_records import CallRecords
-from interlock.api.client import CallOptions, Client
 from interlock.api.opening import Opening
 from interlock.api.parts import Parts
 from interlock.api.requests import DEFAULT_LIMIT
@@ -26,6 +25,7 @@ from interlock.core.clock import Clock, Deadline
 from interlock.core.errors import Failure
 
 if TYPE_CHECKING:
+    from interlock.api.client import CallOptions, Client
     from interlock.api.model_window import ModelWindow
     from interlock.api.search import SearchAnswer
     from interlock.api.selection import Selections
@@ -68,8 +68,7 @@ class Interlock(Parts):
         result = await app.call("demo.post", account="cash", cents=250, key="order-17")
     """
 
-    # More than fifteen public methods, because this is the whole surface of the library in one place: a program needs
-    # no other object. None of them has logic of its own beyond choosing the caller.
+    # The whole surface of the library in one place. No method has logic of its own beyond choosing the caller.
 
     def __init__(
         self,
@@ -271,7 +270,9 @@ class Interlock(Parts):
 
         Its calls have the types of the tools' functions.
         """
-        return Client(self, options)
+        from interlock.api import client
+
+        return client.Client(self, options)
 
     async def wait(self, pending: Result, *, within_s: float | None = None, poll_s: float = 0.2) -> Result:
         """Wait until a person has decided on a pending call, and continue it.

@@ -15,16 +15,17 @@ from interlock.authority.policy import make_defaults
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
-from interlock.gateway.hooks import Hook
 from interlock.store import facts
-from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.store.port import Transaction, Unit
 from interlock.store.sealing import SEALED_BY
 from interlock.store.shared_config import settings_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from interlock.api.parts import Parts
+    from interlock.gateway.hooks import Hook
     from interlock.settings import HookSetting
 
 
@@ -65,7 +66,7 @@ class Opening(Generic[T]):
             # INVARIANT: these come before the database and never after it: where there is one, a missing policy denies.
             make_defaults(self._home.policy, self._home.principals)
         # INVARIANT: a hook that cannot be loaded refuses the start; a check that is set up is never left out.
-        hooks = [_hook(one, self._home) for one in settings.hooks]
+        hooks = [_hook(one, self._home.path) for one in settings.hooks]
         parts = self._make(
             self._home,
             clock=self._home.node_clock(self._clock),
@@ -107,11 +108,12 @@ class Opening(Generic[T]):
         return self.start().__await__()
 
 
-def _hook(setting: HookSetting, home: Home) -> Hook:
+def _hook(setting: HookSetting, within: Path) -> Hook:
+    from interlock.gateway.hooks import Hook
     from interlock.registry.source import function  # loaded where there is a hook: it loads declarations
 
     try:
-        run = function(setting.run, home.path)
+        run = function(setting.run, within)
     except Failure as failure:
         raise Failure(
             failure.code,

@@ -88,8 +88,8 @@ class Parts(OnDemand):
             caller=caller,
             registry=registry,
         )
-        self.policy, self.engine, self.redactor = authority.policy, authority.engine, authority.redactor
-        self.identities, self.tokens, self.issuer_keys = authority.identities, authority.tokens, authority.issuer_keys
+        self.policy, self.engine = authority.policy, authority.engine
+        self.identities, self.issuer_keys = authority.identities, authority.issuer_keys
         self.secrets, self.box = authority.secrets, authority.box
         self.messages = authority.messages
         self._try_out = try_out
@@ -99,12 +99,12 @@ class Parts(OnDemand):
             journal=self.journal,
             catalog=self.catalog,
             engine=self.engine,
-            verifier=self.tokens.verifier,
+            tokens_of=lambda: authority.tokens,
             box=self.box,
             channels=self._channels_of,
             lend=authority.lend,
             locks=Locks(home, clock=clock, instance=self.instance),
-            redactor=self.redactor,
+            make_redactor=lambda: authority.redactor,
             settings=settings,
             clock=clock,
             instance=self.instance,
@@ -117,8 +117,7 @@ class Parts(OnDemand):
         )
         shared = Shared(outside)
         super().__init__(outside, shared, authority.revive)
-        self.observer, self.telemetry, self.hooks = shared.observer, shared.telemetry, shared.hooks
-        self.quarantine, self.storage = shared.quarantine, shared.storage
+        self.observer, self.telemetry, self.quarantine = shared.observer, shared.telemetry, shared.quarantine
         self.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
         self.telemetry.alerts.watch("unread changes", self.journal.changes.stale_share)
         announce = self.observer.announce
@@ -148,7 +147,7 @@ class Parts(OnDemand):
             upstreams=lambda: self.upstreams,
             announce=announce,
             write_unrecorded=self.write_unrecorded,
-            release_pieces=self.storage.pieces.release,
+            release_pieces=shared.pieces.release,
             cancel_requested=lambda: self.remote_cancel.cancel_requested(self.cancel_here),
             instance=self.instance,
             alerts=self.telemetry.alerts,

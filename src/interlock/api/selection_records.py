@@ -64,8 +64,8 @@ def model_answer(answer: Any, offered: Sequence[str]) -> Json:
 
 def selector_failed(parts: Parts, error: Exception) -> Failure:
     """Return the refusal (E3000) of a selection whose selector raised something unexpected, and log that."""
-    _log.error("a selector failed\n%s", safe_log(parts.redactor, "".join(traceback.format_exception(error))))
-    words = safe_message(parts.redactor, str(error))[:_LONGEST_REASON]
+    _log.error("a selector failed\n%s", safe_log(parts.authority.redactor, "".join(traceback.format_exception(error))))
+    words = safe_message(parts.authority.redactor, str(error))[:_LONGEST_REASON]
     return Failure("E3000", f"the selector failed: {type(error).__name__}{words and ': '}{words}")
 
 

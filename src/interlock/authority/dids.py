@@ -54,15 +54,18 @@ def from_base58(text: str) -> bytes:
 
 def to_multibase(public: Any) -> str:
     """Encode a public key with its type in multibase."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
     algorithm = algorithm_of(public)
     if algorithm == "EdDSA":
         raw = public.public_bytes_raw()
-    elif algorithm == "ES256":
-        raw = public.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
     else:
-        raw = public.public_bytes(Encoding.DER, PublicFormat.PKCS1)
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        form = (
+            (Encoding.X962, PublicFormat.CompressedPoint)
+            if algorithm == "ES256"
+            else (Encoding.DER, PublicFormat.PKCS1)
+        )
+        raw = public.public_bytes(*form)
     return "z" + base58(_PREFIXES[algorithm] + raw)
 
 
@@ -81,15 +84,20 @@ def from_multibase(text: str) -> Any:
 
 
 def _decoded(raw: bytes) -> Any:
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-    from cryptography.hazmat.primitives.serialization import load_der_public_key
-
     prefix, rest = raw[:2], raw[2:]
     if prefix == _PREFIXES["EdDSA"]:
-        return ed25519.Ed25519PublicKey.from_public_bytes(rest)
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        return Ed25519PublicKey.from_public_bytes(rest)
     if prefix == _PREFIXES["ES256"]:
+        from cryptography.hazmat.primitives.asymmetric import ec
+
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), rest)
-    return load_der_public_key(rest) if prefix == _PREFIXES["RS256"] else None
+    if prefix == _PREFIXES["RS256"]:
+        from cryptography.hazmat.primitives.serialization import load_der_public_key
+
+        return load_der_public_key(rest)
+    return None
 
 
 # Resolving

@@ -67,12 +67,16 @@ class SigningKey:
 
 def algorithm_of(key: Any) -> Algorithm:
     """Return the one algorithm of a key, public or private; E3202 for a key of another or a weaker type."""
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    if isinstance(key, ed25519.Ed25519PublicKey | ed25519.Ed25519PrivateKey):
+        return "EdDSA"
+    from cryptography.hazmat.primitives.asymmetric import rsa
 
     if isinstance(key, rsa.RSAPublicKey | rsa.RSAPrivateKey) and key.key_size >= RSA_BITS:
         return "RS256"
-    if isinstance(key, ed25519.Ed25519PublicKey | ed25519.Ed25519PrivateKey):
-        return "EdDSA"
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     if isinstance(key, ec.EllipticCurvePublicKey | ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1):
         return "ES256"
     raise Failure("E3202", f"a key must be RSA of {RSA_BITS} bits or more, Ed25519 or P-256")
@@ -191,18 +195,29 @@ def to_pem(private: Any) -> bytes:
 def load_private(path: Path) -> Any:
     """Load a private key from a file that only its owner can read; E3804 if others can, or if it is damaged."""
     from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
         refuse_shared(path)
         # The checks of RSA's arithmetic take longer than a signature, and anybody who can edit the file holds the key.
-        private = load_pem_private_key(path.read_bytes(), None, unsafe_skip_rsa_key_validation=True)
+        private = _pem_loader()(path.read_bytes(), None, unsafe_skip_rsa_key_validation=True)
     except OSError as error:
         raise Failure("E3801", f"the key `{path.name}` cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise _unfit(f"the key `{path.name}` is damaged") from None
     algorithm_of(private)
     return private
+
+
+def _pem_loader() -> Callable[..., Any]:
+    """`load_pem_private_key` of cryptography, without the package that has it: that loads all forms of SSH, 15 ms."""
+    try:
+        from cryptography.hazmat.bindings._rust import openssl
+
+        return openssl.keys.load_pem_private_key
+    except (ImportError, AttributeError):  # the name of the binding is no promise
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        return load_pem_private_key
 
 
 def _unfit(what: str) -> Failure:

@@ -20,14 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.authority.cedar import DEFAULT, Rule, Rules, Slice
 from interlock.authority.decisions import MOST_DECISIONS, Engine, Memory, Question, caller_facts, expiry
-from interlock.authority.policy_question import (
-    NOTHING,
-    CedarQuestion,
-    context_of,
-    entities_of,
-    refused_path,
-    rules_near,
-)
+from interlock.authority.policy_entities import NOTHING, entities_of, rules_near
 from interlock.authority.principals import DEFAULT as DEFAULT_PRINCIPALS
 from interlock.authority.principals import Principal, Principals
 from interlock.call.context import Caller
@@ -37,6 +30,7 @@ from interlock.core.errors import Failure
 from interlock.core.record import record
 
 if TYPE_CHECKING:
+    from interlock.authority.policy_question import CedarQuestion
     from interlock.contract.contract import Contract
 
 __all__ = ["Engine", "Explanation", "Policies", "Question", "RuleView"]
@@ -152,7 +146,7 @@ class Policies:
             return None
         prepared: CedarQuestion = slot.what
         try:
-            key = context_of(question, prepared.rules) if prepared.rules.reads else NOTHING
+            key = prepared.context(question)
         except Failure:
             return None
         return memory.get(slot, key, question.now_ms, None if prepared.rules.reads else question)
@@ -168,7 +162,7 @@ class Policies:
         try:
             slot = memory.slot(question) or memory.open(question, self._ask(question, loaded.rules))
             prepared: CedarQuestion = slot.what
-            context = context_of(question, prepared.rules)
+            context = prepared.context(question)
         except Failure as failure:
             return _refused(question, loaded.rules, failure)
         every_call = None if prepared.rules.reads else question
@@ -176,7 +170,7 @@ class Policies:
         if decision is None:
             self.evaluations += 1
             answer = prepared.rules.ask(prepared.entities, prepared.request, context)
-            blocked = refused_path(question, prepared, answer, context) if answer.behavior != "allow" else ""
+            blocked = prepared.refused_path(question, answer, context) if answer.behavior != "allow" else ""
             decision = Decision(
                 behavior=answer.behavior,
                 reason=answer.reason,
@@ -279,7 +273,7 @@ class Policies:
         prepared = self._ask(question, rules)
         decision = self.judge(question)
         try:
-            context = context_of(question, prepared.rules)
+            context = prepared.context(question)
         except Failure as failure:
             return Explanation(
                 decision=decision,
@@ -297,6 +291,8 @@ class Policies:
         return Explanation(decision=decision, rules=views, advice=tuple(_advice(decision, views)))
 
     def _ask(self, question: Question, rules: Rules) -> CedarQuestion:
+        from interlock.authority.policy_question import CedarQuestion  # with the facts of calls; many commands ask none
+
         return CedarQuestion(question, rules, self._environment)
 
     # Files

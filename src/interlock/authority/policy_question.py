@@ -1,4 +1,4 @@
-"""A question to the policy in Cedar's terms: the principal, the tool, and the parts of the context that rules read."""
+"""A question about a call in Cedar's terms: with the parts of the context that rules read, and its facts."""
 
 from __future__ import annotations
 
@@ -10,26 +10,20 @@ import orjson
 
 from interlock.authority.approval_gate import reach, widest
 from interlock.authority.blocked import blocked_path, reads_paths
-from interlock.authority.cedar import INVOKE, Rule, Rules, RulesAnswer, Slice, Uid
+from interlock.authority.cedar import Rule, Rules, RulesAnswer, Slice
 from interlock.authority.facts import ALL, SETS, as_written, facts
+from interlock.authority.policy_entities import NOTHING, entities_of, rules_near
 from interlock.core.errors import Failure
 
 if TYPE_CHECKING:
-    from cedarpy import Entities
-
     from interlock.authority.decisions import Question
-    from interlock.call.context import Caller
-    from interlock.contract.contract import Contract
     from interlock.data.schema import Json
 
-NOTHING = b"{}"
-
-_KINDS = {"human": "User", "agent": "Agent", "service": "Service"}
 _CLASS_RISK = {"read_only": 0, "write_reversible": 30, "write_irreversible": 70}
 
 
 class CedarQuestion:
-    """A caller and a tool in Cedar's terms."""
+    """A caller and a tool in Cedar's terms, and what rules read of a call."""
 
     __slots__ = ("entities", "near", "request", "rules")
 
@@ -38,69 +32,27 @@ class CedarQuestion:
         self.near = rules_near(question.caller, question.contract.address, rules)
         self.rules = rules.narrowed(self.near, self.entities, self.request)
 
+    def context(self, question: Question) -> bytes:
+        """Return the parts of the context that rules read, except `approved`, as sorted JSON.
 
-def _principal(caller: Caller) -> Uid:
-    # An agent without a stated kind is an agent, whatever its user is.
-    kind = "agent" if caller.agent is not None and caller.kind == "human" else caller.kind
-    return _KINDS[kind], caller.acting
+        E3206 for unsupported values.
+        """
+        return _context_of(question, self.rules) if self.rules.reads else NOTHING
 
+    def refused_path(self, question: Question, answer: RulesAnswer, context: bytes) -> str:
+        """Return the path because of which the rules refuse a call, or ask about it."""
+        if not any(map(reads_paths, self.rules.rules)):
+            return ""
+        paths = facts(question.contract, question.arguments, (), frozenset({"paths"}), self.rules.compared)["paths"]
 
-def rules_near(caller: Caller, address: str, rules: Rules) -> Slice:
-    """Return the rules that can apply when a caller calls a tool."""
-    return rules.slice(_principal(caller), (("Group", group) for group in caller.groups), address)
+        def holds(rule: Rule, alone: bytes) -> bool:
+            return self.rules.holds(rule, self.entities, self.request, alone, approved=False) == "yes"
 
-
-def entities_of(caller: Caller, contract: Contract, environment: str) -> tuple[Json, Entities]:
-    """Return the request, except for its context, and the entities it names."""
-    import cedarpy
-
-    kind, name = _principal(caller)
-    address, manifest = contract.address, contract.manifest
-    request = {
-        "principal": {"type": kind, "id": name},
-        "action": {"type": "Action", "id": address},
-        "resource": {"type": "Tool", "id": address},
-    }
-    principal = {
-        "id": caller.acting,
-        "trust": caller.trust,
-        "tenant": caller.tenant,
-        "scopes": sorted(caller.scopes),
-        "on_behalf_of": caller.id,
-    }
-    tool = {
-        "address": address,
-        "name": contract.id.name,
-        "version": contract.version,
-        "namespace": contract.id.namespace,
-        "mutation_class": contract.mutation.mutation_class,
-        "tier": 0 if manifest.sandbox is None else manifest.tier,
-        "tags": sorted(manifest.tags),
-        "environment": environment,
-        "permissions": sorted(contract.auth.required_permissions),
-        "scope": widest(contract.mutation.effects),
-        "external_io": manifest.external_io,
-    }
-    groups = [{"type": "Group", "id": group} for group in sorted(caller.groups)]
-    entities = [
-        {"uid": request["principal"], "attrs": principal, "parents": groups},
-        {"uid": request["action"], "attrs": {}, "parents": [{"type": "Action", "id": INVOKE}]},
-        {"uid": request["resource"], "attrs": tool, "parents": [{"type": "Namespace", "id": contract.id.namespace}]},
-    ]
-    try:
-        text = orjson.dumps(entities).decode()
-        return request, cedarpy.Entities.from_json_str(text)  # pyright: ignore[reportUnknownMemberType] - its types leave dicts open
-    except (TypeError, ValueError):
-        raise Failure("E3206", "the caller's name or the tool's is not valid text") from None
+        path = blocked_path(self.rules.rules, answer, context, paths, holds)
+        return as_written(question.contract, question.arguments, path, self.rules.compared)
 
 
-def context_of(question: Question, rules: Slice) -> bytes:
-    """Return the parts of the context that rules read, except `approved`, as sorted JSON.
-
-    E3206 for unsupported values.
-    """
-    if not rules.reads:
-        return NOTHING
+def _context_of(question: Question, rules: Slice) -> bytes:
     parts = dict.fromkeys((*_FACTS, *_CONTEXT), None) if rules.parts is None else rules.parts
     context: Json = {}
     wanted = _FACTS & parts.keys()
@@ -150,16 +102,3 @@ _CONTEXT: Mapping[str, Callable[[Question], Any]] = {
     "session": lambda question: question.session,
     "door": lambda question: question.door,
 }
-
-
-def refused_path(question: Question, prepared: CedarQuestion, answer: RulesAnswer, context: bytes) -> str:
-    """Return the path because of which the rules refuse a call, or ask about it."""
-    if not any(map(reads_paths, prepared.rules.rules)):
-        return ""
-    paths = facts(question.contract, question.arguments, (), frozenset({"paths"}), prepared.rules.compared)["paths"]
-
-    def holds(rule: Rule, alone: bytes) -> bool:
-        return prepared.rules.holds(rule, prepared.entities, prepared.request, alone, approved=False) == "yes"
-
-    path = blocked_path(prepared.rules.rules, answer, context, paths, holds)
-    return as_written(question.contract, question.arguments, path, prepared.rules.compared)

@@ -33,7 +33,6 @@ from interlock.store import facts, records
 from interlock.store import secrets as table
 from interlock.store.port import Store, Transaction
 from interlock.store.sealing import LASTING, SEALED_BY, Box, key_id_of, keys_in_use, seal_again
-from interlock.telemetry.logs import withhold
 
 _log = logging.getLogger("interlock.secrets")
 
@@ -165,7 +164,10 @@ class Lease:
     def add(self, credential: Credential) -> None:
         credential.end_at(self._ends)
         self._credentials[credential.name] = credential
-        self._log_again = self._log_again or withhold(self.values)
+        if self._log_again is None:
+            from interlock.telemetry.logs import withhold  # most commands lend no credentials
+
+            self._log_again = withhold(self.values)
 
     def __getitem__(self, name: str) -> Credential:
         credential = self._credentials.get(name)

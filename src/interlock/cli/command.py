@@ -292,6 +292,26 @@ def lean_vectors() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in ("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars"):
         sys.modules.setdefault(name, ModuleType(name))
+    sys.modules.setdefault("numpy._typing", _TypesOfNumpy("numpy._typing"))
+
+
+class _TypesOfNumpy(ModuleType):
+    """Stands for the module with numpy's types, which takes 9 ms. Numpy itself takes one name of it, for annotations.
+
+    Code that asks for another, as `numpy.typing` does first, gets the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.NDArray: Any = list
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        vars(self).pop("NDArray", None)
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 @contextlib.asynccontextmanager

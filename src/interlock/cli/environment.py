@@ -48,7 +48,7 @@ def prepare_server(app: Interlock) -> None:
     settings = app.settings
     mistyped = mistyped_variables()
     clear_credentials(settings)
-    configure(settings.log_format, settings.log_level, redact=lambda text: safe_log(app.redactor, text))
+    configure(settings.log_format, settings.log_level, redact=lambda text: safe_log(app.authority.redactor, text))
     for name, meant in mistyped:
         _log.warning("the variable %s sets nothing; did you mean %s?", name, meant)
 

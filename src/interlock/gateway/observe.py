@@ -9,7 +9,7 @@ import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interlock.call.events import Event, Listener
 from interlock.call.phases import Call, Source
@@ -18,7 +18,9 @@ from interlock.core.errors import Failure
 from interlock.core.seldom import Seldom
 from interlock.store.port import EndedCall
 from interlock.telemetry.setup import Telemetry
-from interlock.telemetry.trace import Recording
+
+if TYPE_CHECKING:
+    from interlock.telemetry.trace import Recording
 
 _log = logging.getLogger("interlock.gateway")
 # After so many failures in a row, an alert says that a tool fails.
@@ -108,8 +110,8 @@ class Observer:
         """Emit an alert for operators."""
         self.metrics[name] += 1
         severity = self._alerts.fire(name, tool=call.ref, invocation_id=call.id, trace_id=call.trace_id, facts=facts)
-        if isinstance(call.more.span, Recording):
-            call.more.span.event("tool.alert", alert=name, severity=severity)
+        if (recording := _recording(call)) is not None:
+            recording.event("tool.alert", alert=name, severity=severity)
         self.emit("tool.alert", call, alert=name, **facts)
 
     def ended(self, calls: Iterable[EndedCall]) -> None:
@@ -174,8 +176,8 @@ class Observer:
                 self._note_failure(call, failure)
             if call.started >= self._alerts.due:
                 self._alerts.look()
-            if call.more.span is not None and isinstance(call.more.span, Recording):
-                call.more.span.cost, call.more.span.source = metadata.get("cost", 0.0), source
+            if call.more.span is not None and (recording := _recording(call)) is not None:
+                recording.cost, recording.source = metadata.get("cost", 0.0), source
         except Exception:  # noqa: BLE001 - its end is on record already
             _log.exception("call %s could not be counted", call.id)
 
@@ -189,6 +191,15 @@ class Observer:
             if failures == FAILING_AFTER:
                 reason = f"it failed {failures} times in a row, the last time with {failure.code}"
                 self.alert("TOOL_FAILING", call, reason=reason, failures=failures)
+
+
+def _recording(call: Call) -> Recording | None:
+    """The recording of a call that is traced. Without one, what traces calls is not loaded."""
+    if call.more.span is None:
+        return None
+    from interlock.telemetry.trace import Recording
+
+    return call.more.span if isinstance(call.more.span, Recording) else None
 
 
 def notify(listener: Callable[[Any], None], what: Any) -> None:

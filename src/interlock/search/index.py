@@ -12,15 +12,17 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from interlock.core.record import dataclass
 
 from . import words
 from .likeness import Bits, Compared, Counts, Floats, Given, Slots, highest, joined
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # For name, description, parameter names, parameter texts, server and tags, server text: how much an occurrence counts,
 # and the usual length. Lengths are constants and not averages of the catalog, so that the weights of a tool depend on

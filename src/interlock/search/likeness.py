@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from interlock.core.record import dataclass
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # How much the whole request counts beside its best sentence.
 WHOLE_VECTOR: Final = np.float32(0.5)
@@ -15,9 +17,9 @@ WHOLE_VECTOR: Final = np.float32(0.5)
 LEAST_SPREAD: Final = 0.3
 CANDIDATES: Final = 300
 
-Floats = NDArray[np.float32]
-Bits = NDArray[np.bool_]
-Slots = NDArray[np.int32]
+Floats: TypeAlias = "NDArray[np.float32]"
+Bits: TypeAlias = "NDArray[np.bool_]"
+Slots: TypeAlias = "NDArray[np.int32]"
 
 
 class Counts(Protocol):

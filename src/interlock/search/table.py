@@ -10,12 +10,14 @@ from functools import cache, cached_property
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .wordpiece import WordPiece
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MOST_PIECES: Final = 126
 _LOCAL_HEADER: Final = 30

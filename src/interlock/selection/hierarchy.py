@@ -15,14 +15,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from interlock.core.record import dataclass
 from interlock.search import words
 from interlock.search.index import Encoder, Floats, Index, IndexedTool
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # A catalog of more tools than this is chosen from by category.
 FLAT: Final = 50
@@ -33,7 +35,7 @@ _MOST_WORDS: Final = 90
 _MOST_SERVERS: Final = 3
 _ROUNDS: Final = 8
 
-_Places = NDArray[np.intp]
+_Places: TypeAlias = "NDArray[np.intp]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from interlock.telemetry.alerts import Alerts, Memory
 from interlock.telemetry.metrics import Metrics
-from interlock.telemetry.trace import Tracer
 
 if TYPE_CHECKING:
     from interlock.call.context import Caller
     from interlock.core.clock import Clock
     from interlock.data.schema import Json
+    from interlock.telemetry.trace import Tracer
 
 
 class Telemetry:
@@ -34,6 +34,8 @@ class Telemetry:
         self.export_fails: Callable[[], bool] | None = None
         share = (1.0 if collector else 0.0) if ratio is None else ratio
         if share > 0:
+            from interlock.telemetry.trace import Tracer
+
             self.tracer = Tracer(clock, ratio=share, retained=retained)
             if collector:
                 from interlock.telemetry import otel

@@ -34,7 +34,7 @@ class Authorizing:
         self.authorizer = Authorizer(
             grant=outside.grant,
             engine=outside.engine,
-            verifier=outside.verifier,
+            verifier=outside.tokens.verifier,
             approvals=approvals,
             allowances=shared.allowances,
             observer=observer,

@@ -17,6 +17,7 @@ from interlock.gateway.approval.sweep import sweep
 if TYPE_CHECKING:
     from interlock.api.wiring.reviewing import Reviewing
     from interlock.api.wiring.shared import Outside, Shared
+    from interlock.authority.tokens import Tokens
     from interlock.call.context import Caller
     from interlock.call.phases import Reason, Request
     from interlock.call.prepared import ToolFacts
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from interlock.gateway.approval.resume import ApprovedCalls
     from interlock.gateway.approval.review import Reviews
     from interlock.gateway.approval.standing import StandingApprovals
+    from interlock.gateway.hooks import Hooks
     from interlock.gateway.invoke import Gateway
     from interlock.gateway.judge import CallCheck
+    from interlock.gateway.persistence.storage import CallStorage
 
 
 class OnDemand:
@@ -62,6 +65,21 @@ class OnDemand:
     def makes_calls(self) -> bool:
         """Whether the gateway was used. If not, there is nothing of it to be finished or looked at."""
         return "gateway" in vars(self)
+
+    @property
+    def tokens(self) -> Tokens:
+        """Issues and verifies tokens."""
+        return self._outside.tokens
+
+    @property
+    def hooks(self) -> Hooks:
+        """The hooks around calls."""
+        return self._shared.hooks
+
+    @property
+    def storage(self) -> CallStorage:
+        """The stores of what calls leave besides records."""
+        return self._shared.storage
 
     @cached_property
     def _reviewing(self) -> Reviewing:

@@ -1,4 +1,7 @@
-"""Build what all phases share: observation, hooks, allowances and storage."""
+"""Build what all phases share: observation, hooks, allowances and storage.
+
+Only observation and quarantine are needed where no call is made: the rest is loaded and built on first use.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,30 @@ from typing import TYPE_CHECKING
 
 from interlock.approvals.figures import measure
 from interlock.core.record import dataclass
-from interlock.gateway.allowances import Allowances
-from interlock.gateway.checkpoints import CheckpointWriter
-from interlock.gateway.failure_log import FailureLog
-from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence.storage import CallStorage
-from interlock.gateway.progress import ProgressReporter
-from interlock.gateway.redaction import CallRedaction
-from interlock.gateway.reviewer_view import ReviewerView
+from interlock.gateway.persistence.pieces import Pieces
 from interlock.registry.quarantine import Quarantine
 from interlock.telemetry.setup import Telemetry
 
 if TYPE_CHECKING:
     from interlock.approvals.tickets import Channels
     from interlock.authority.policy import Engine
-    from interlock.authority.verifier import Verifier
+    from interlock.authority.tokens import Tokens
     from interlock.call.connector import Connector, ReadFile
     from interlock.call.phases import Lease
     from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
     from interlock.effects.locks import Locks
+    from interlock.gateway.allowances import Allowances
+    from interlock.gateway.checkpoints import CheckpointWriter
+    from interlock.gateway.failure_log import FailureLog
+    from interlock.gateway.hooks import Hooks
     from interlock.gateway.judge import Judge
     from interlock.gateway.paging import Cursors
+    from interlock.gateway.persistence.storage import CallStorage
+    from interlock.gateway.progress import ProgressReporter
+    from interlock.gateway.redaction import CallRedaction
+    from interlock.gateway.reviewer_view import ReviewerView
     from interlock.privacy.redact import Redactor
     from interlock.registry.catalog import Catalog
     from interlock.settings import Settings
@@ -48,12 +52,12 @@ class Outside:
     journal: Store
     catalog: Catalog
     engine: Engine
-    verifier: Verifier
+    tokens_of: Callable[[], Tokens]
     box: Box
     channels: Channels
     lend: Callable[[tuple[str, ...], float], Awaitable[Lease]]
     locks: Locks
-    redactor: Redactor
+    make_redactor: Callable[[], Redactor]
     settings: Settings
     clock: Clock
     instance: Instance
@@ -69,44 +73,101 @@ class Outside:
     # The object that Authorize puts on granted calls. Executors run nothing without it.
     grant: object = field(default_factory=object)
 
+    @property
+    def tokens(self) -> Tokens:
+        return self.tokens_of()
+
+    @cached_property
+    def redactor(self) -> Redactor:
+        return self.make_redactor()
+
 
 class Shared:
     """The parts that all phases share."""
 
     def __init__(self, outside: Outside) -> None:
-        journal, settings, clock, owner = outside.journal, outside.settings, outside.clock, outside.instance.id
+        journal, settings, clock = outside.journal, outside.settings, outside.clock
         self._outside = outside
         self.telemetry = Telemetry(
             clock, ratio=settings.trace_ratio, collector=settings.otlp_endpoint, retained=settings.traces_kept
         )
         self.telemetry.metrics.approvals = lambda: journal.read(measure)
-        self.redaction = redaction = CallRedaction(outside.redactor)
-        self.failure_log = failure_log = FailureLog(clock, outside.redactor, redaction)
-        self.reviewer_view = ReviewerView(outside.redactor, redaction)
-        self.observer = observer = Observer(clock, self.telemetry)
-        self.progress = progress = ProgressReporter(clock, observer, redaction)
-        self.hooks = Hooks(clock, observer, redaction, failure_log, progress)
+        self.observer = Observer(clock, self.telemetry)
         self.quarantine = Quarantine(journal, clock.monotonic)
-        self.allowances = Allowances(journal=journal, settings=settings, observer=observer, owner=owner, clock=clock)
-        self.storage = CallStorage(journal, redaction, settings, outside.box, owner)
-        self.checkpoints = CheckpointWriter(
-            journal=journal,
-            settings=settings,
-            redaction=redaction,
-            progress=progress,
+        self.pieces = Pieces(journal, outside.box, outside.instance.id)
+
+    @cached_property
+    def redaction(self) -> CallRedaction:
+        from interlock.gateway.redaction import CallRedaction
+
+        return CallRedaction(self._outside.redactor)
+
+    @cached_property
+    def failure_log(self) -> FailureLog:
+        from interlock.gateway.failure_log import FailureLog
+
+        return FailureLog(self._outside.clock, self._outside.redactor, self.redaction)
+
+    @cached_property
+    def reviewer_view(self) -> ReviewerView:
+        from interlock.gateway.reviewer_view import ReviewerView
+
+        return ReviewerView(self._outside.redactor, self.redaction)
+
+    @cached_property
+    def progress(self) -> ProgressReporter:
+        from interlock.gateway.progress import ProgressReporter
+
+        return ProgressReporter(self._outside.clock, self.observer, self.redaction)
+
+    @cached_property
+    def hooks(self) -> Hooks:
+        from interlock.gateway.hooks import Hooks
+
+        return Hooks(self._outside.clock, self.observer, self.redaction, self.failure_log, self.progress)
+
+    @cached_property
+    def allowances(self) -> Allowances:
+        from interlock.gateway.allowances import Allowances
+
+        outside = self._outside
+        return Allowances(
+            journal=outside.journal,
+            settings=outside.settings,
+            observer=self.observer,
+            owner=outside.instance.id,
+            clock=outside.clock,
+        )
+
+    @cached_property
+    def storage(self) -> CallStorage:
+        from interlock.gateway.persistence.storage import CallStorage
+
+        outside = self._outside
+        return CallStorage(outside.journal, self.redaction, outside.settings, outside.box, self.pieces)
+
+    @cached_property
+    def checkpoints(self) -> CheckpointWriter:
+        from interlock.gateway.checkpoints import CheckpointWriter
+
+        outside = self._outside
+        return CheckpointWriter(
+            journal=outside.journal,
+            settings=outside.settings,
+            redaction=self.redaction,
+            progress=self.progress,
             box=outside.box,
-            owner=owner,
+            owner=outside.instance.id,
         )
 
     @cached_property
     def judge(self) -> Judge:
-        """Decides about calls. Many commands ask about none, so it is loaded on first use."""
         from interlock.gateway.judge import Judge
 
         outside = self._outside
         return Judge(
             engine=outside.engine,
-            verifier=outside.verifier,
+            verifier=outside.tokens.verifier,
             redaction=self.redaction,
             allowances=self.allowances,
             settings=outside.settings,

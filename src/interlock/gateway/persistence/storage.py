@@ -8,11 +8,11 @@ from interlock.gateway.persistence.change_values import ChangeValues
 from interlock.gateway.persistence.inputs import InputStore
 from interlock.gateway.persistence.outcomes import OutcomeStore
 from interlock.gateway.persistence.payloads import PayloadStore
-from interlock.gateway.persistence.pieces import Pieces
 from interlock.gateway.persistence.sessions import SessionStore
 from interlock.gateway.persistence.undo import UndoStore
 
 if TYPE_CHECKING:
+    from interlock.gateway.persistence.pieces import Pieces
     from interlock.gateway.redaction import CallRedaction
     from interlock.settings import Settings
     from interlock.store.port import Store
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class CallStorage:
-    """The stores of one data directory. `writer` is the id of this process."""
+    """The stores of one data directory."""
 
-    def __init__(self, journal: Store, redaction: CallRedaction, settings: Settings, box: Box, writer: str) -> None:
+    def __init__(self, journal: Store, redaction: CallRedaction, settings: Settings, box: Box, pieces: Pieces) -> None:
         self.sessions = SessionStore(journal, box)
-        self.pieces = Pieces(journal, box, writer)
+        self.pieces = pieces
         self.payloads = PayloadStore(journal, settings, box, self.pieces)
         self.inputs = InputStore(journal, settings, box, self.payloads, self.pieces)
         self.outcomes = OutcomeStore(box)

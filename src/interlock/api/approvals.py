@@ -130,7 +130,7 @@ class Approvals:
         return (await self._parts.standing_approvals.revoke(standing_id, by=by)).document()
 
 
-async def contract_meant(parts: Parts, tool: str, versions: str) -> Contract:
+async def contract_meant(parts: Parts, tool: str, versions: str | None) -> Contract:
     """The contract that a standing approval is checked against: the newest version in its range."""
     return (await parts.catalog.resolve(tool, versions)).contract
 

@@ -69,6 +69,8 @@ LOADED = (
     "interlock.audit.archive", "interlock.audit.backups", "interlock.store.copying", "interlock.api.connecting",
     "interlock.upstreams.openapi", "interlock.upstreams.http", "yaml", "click._textwrap",
     # Of commands that make calls, of those that look at stored data without one, and of `doctor`.
+    "interlock.authority.blocked", "interlock.authority.policy_question", "interlock.authority.tokens",
+    "interlock.gateway.reviewer_view", "interlock.upstreams.states",
     "interlock.api.wiring.authorizing", "interlock.api.wiring.executing", "interlock.api.wiring.gateway",
     "interlock.api.wiring.returning", "interlock.api.wiring.reviewing", "interlock.contract.source_text",
     "interlock.api.approvals_at_rest", "interlock.api.at_rest", "interlock.api.declared_tools",

@@ -85,7 +85,7 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
         services.enter("bank", config).done()
         assert app.tokens.verifier.known(token) == caller
         assert not app.gateway.quarantine.holds(version.row.digest)
-        assert app.upstreams.connections.unanswered() == frozenset()
+        assert app.upstream_states.unanswered() == frozenset()
         assert [one.row.address for one in await app.catalog.newest()] == ["demo.balance"]
         arguments = [str(app.home.path), token, version.row.digest]
         done = await asyncio.create_subprocess_exec(*forked.python(), "-c", OTHER, *arguments)
@@ -110,7 +110,7 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
 
         await until(both)
         await until(refused)
-        await until(lambda: app.upstreams.connections.answers("far"))
+        await until(lambda: app.upstream_states.answers("far"))
 
 
 # One reader

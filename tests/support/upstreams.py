@@ -15,6 +15,7 @@ from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.testing import FakeClock
 from interlock.upstreams.manager import Upstreams
+from interlock.upstreams.states import UpstreamStates
 
 MODULE = "tests.support.langchain_tools"
 
@@ -78,6 +79,7 @@ async def opened(
     ) as app:
         upstreams = Upstreams(
             journal=app.journal, catalog=app.catalog, clock=app.clock, make=server.make,
+            states=UpstreamStates(app.journal, app.clock),
             lend=lambda names, s: open_lease(app.secrets, names, lifetime_s=s, clock=app.clock),
             try_out=app.admissions.try_out_all, announce=app.gateway.observer.announce,
             mention=app.gateway.observer.mention,

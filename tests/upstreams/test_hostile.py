@@ -729,7 +729,7 @@ async def test_one_that_was_replaced_elsewhere_is_not_asked_through_the_old_conn
         old.to = new
         await there.remove("far", by=app.caller)
         await there.add("far", "http", {"accept_hints": True, "at": 2}, by=app.caller)
-        await until(lambda: here.connections.answers("far") and old.closed)
+        await until(lambda: app.upstream_states.answers("far") and old.closed)
         assert (await app.call("far.look", text="b")).ok
         assert [call.arguments["text"] for call in old.calls] == ["a"]
 

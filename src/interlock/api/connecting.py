@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from interlock.call.connector import Connector
     from interlock.data.schema import Json
     from interlock.resilience.services import Services
+    from interlock.upstreams.states import UpstreamStates
 
 
-def make_upstreams(outside: Outside, shared: Shared, services: Services, *, logs: Path, try_out: TryOut) -> Upstreams:
+def make_upstreams(
+    outside: Outside, shared: Shared, services: Services, states: UpstreamStates, *, logs: Path, try_out: TryOut
+) -> Upstreams:
     """The upstreams of a data directory. `try_out` runs the contract tests of tools that they offer."""
     observer = shared.observer
 
@@ -34,6 +37,7 @@ def make_upstreams(outside: Outside, shared: Shared, services: Services, *, logs
         journal=outside.journal,
         catalog=outside.catalog,
         clock=outside.clock,
+        states=states,
         make=make,
         lend=outside.lend,
         try_out=try_out,

@@ -43,7 +43,7 @@ async def watch_lists(parts: Parts, changed: Announce, surfaces_changed: Announc
 
     def state() -> tuple[object, ...]:
         own = () if stored is None else (stored.registry, stored.secrets, expired())
-        return *own, parts.upstreams.connections.unanswered(), parts.policy.state(anew=True)
+        return *own, parts.upstream_states.unanswered(), parts.policy.state(anew=True)
 
     changes = parts.journal.changes
     end = changes.watch(_FAMILIES, load, note, also=lambda: (parts.policy.files(), expired()))

@@ -164,9 +164,9 @@ class Parts(OnDemand):
         """Systems that others run. Most programs have none, so their modules are loaded on first use."""
         from interlock.api.connecting import make_upstreams
 
-        return make_upstreams(
-            self._outside, self._shared, self.gateway.services, logs=self.home.path / "logs", try_out=self._try_out
-        )
+        services, states = self.gateway.services, self.upstream_states
+        logs = self.home.path / "logs"
+        return make_upstreams(self._outside, self._shared, services, states, logs=logs, try_out=self._try_out)
 
     async def close(self) -> None:
         """Finish pending writes, anchor the chain, and release the data directory."""
@@ -197,7 +197,7 @@ class Parts(OnDemand):
         Its tools are kept: calls fail at once (E3502), and the first probe that succeeds makes them available again.
         """
         upstream = row.origin.removeprefix("upstream:")
-        return "AVAILABLE" if upstream == row.origin or self.upstreams.connections.answers(upstream) else "UNAVAILABLE"
+        return "AVAILABLE" if upstream == row.origin or self.upstream_states.answers(upstream) else "UNAVAILABLE"
 
     def enabled(self, version: Version) -> bool:
         """Whether a version can be called now: it is not retired, not in quarantine, and its upstream answers."""

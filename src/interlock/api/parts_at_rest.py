@@ -52,7 +52,7 @@ class PartsAtRest:
         self.policy = Policies(home.policy, home.principals, clock=clock, environment=settings.environment, shared=None)
         # The engine of the default settings.
         self.engine = self.policy
-        self.upstreams = _Upstreams()
+        self.upstream_states = _AllAnswer()
 
     @property
     def caller(self) -> Caller:
@@ -87,16 +87,12 @@ class _StandingApprovals:
         return await self._journal.read(listing)
 
 
-class _Upstreams:
-    """Upstreams that are all available."""
+class _AllAnswer:
+    """The states of upstreams that are all available."""
 
-    @property
-    def connections(self) -> _Upstreams:
-        return self
-
-    def pending(self) -> dict[str, str]:
-        """The upstreams that may offer more tools later: none of those that are available."""
-        return {}
+    def unanswered(self) -> frozenset[str]:
+        """The upstreams that did not answer their last request: none."""
+        return frozenset()
 
 
 def parts_at_rest(reader: Reader, path: Path) -> PartsAtRest | None:

@@ -162,9 +162,12 @@ class Search:
 
         INVARIANT: an upstream is named to those who see a tool of it, or whose token covers all that it may offer.
         """
-        if not surface.upstreams and "upstreams" not in vars(self._parts):
+        connected = "upstreams" in vars(self._parts)
+        if not surface.upstreams and not connected:
             return {}
-        pending = self._parts.upstreams.connections.pending()
+        pending = dict.fromkeys(self._parts.upstream_states.unanswered(), "unavailable")
+        if connected:
+            pending |= dict.fromkeys(self._parts.upstreams.connections.discovering(), "discovering")
         token = caller.capability
         return {
             name: state

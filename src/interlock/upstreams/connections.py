@@ -1,4 +1,4 @@
-"""The connections of one process to its upstreams, and whether the upstreams answer.
+"""The connections of one process to its upstreams.
 
 The stored state is followed: a connection to an upstream that was removed, or was added again under the same name, is
 closed, and one whose tools have changed forgets what they answered, whichever process saw the change. An upstream that
@@ -23,6 +23,7 @@ from interlock.store.port import Store
 from interlock.upstreams import repository
 from interlock.upstreams.repository import Outdated, Upstream
 from interlock.upstreams.sharing import Sharing
+from interlock.upstreams.states import UpstreamStates
 
 _log = logging.getLogger("interlock.upstreams")
 
@@ -104,6 +105,7 @@ class Connections:
         *,
         journal: Store,
         clock: Clock,
+        states: UpstreamStates,
         make: Make,
         supervisor: Supervisor,
         announce: Callable[..., None],
@@ -113,7 +115,7 @@ class Connections:
         probe_every_s: float,
     ) -> None:
         self._journal = journal
-        self._clock = clock
+        self._states = states
         self._make = make
         self._announce = announce
         self._supervisor = supervisor
@@ -124,18 +126,15 @@ class Connections:
         self._connectors: dict[str, tuple[Upstream, Connector]] = {}
         self._trying: dict[str, Connector] = {}  # upstreams that are being added, for the contract tests of their tools
         self._missed: set[str] = set()  # of these, the ones that announced a change meanwhile
-        self._known: dict[str, Upstream] = {}
         self._away: set[str] = set()  # upstreams that did not answer the last request of this process
-        self._changes = journal.changes
-        self._changes.watch(("upstreams",), repository.upstreams, self._follow)
+        states.listen(self._follow)
 
     def get(self, name: str) -> Connector:
         """Return the connection to an upstream; E3502 at once for one that is away, E3108 for one that was removed."""
         trying = self._trying.get(name)
         if trying is not None:
             return trying
-        self._refresh()
-        known = self._known.get(name)
+        known = self._states.now(name)
         if known is None:
             raise Failure("E3108", f"there is no upstream `{name}` any more: interlock upstream add")
         if known.state != "available":
@@ -187,25 +186,9 @@ class Connections:
 
     # Do they answer?
 
-    def known(self, name: str) -> Upstream | None:
-        """Return an upstream as it was last read."""
-        return self._known.get(name)
-
-    def answers(self, name: str) -> bool:
-        """Whether an upstream answered its last request."""
-        self._refresh()
-        known = self._known.get(name)
-        return known is not None and known.state == "available"
-
-    def unanswered(self) -> frozenset[str]:
-        """The upstreams that did not answer their last request, of this process or another."""
-        self._refresh()
-        return frozenset(name for name, known in self._known.items() if known.state != "available")
-
-    def pending(self) -> dict[str, str]:
-        """The upstreams that may offer more tools later: `discovering` while they are looked at, else `unavailable`."""
-        looking = dict.fromkeys((*self._trying, *self.looks.names()), "discovering")
-        return {**dict.fromkeys(self.unanswered(), "unavailable"), **looking}
+    def discovering(self) -> tuple[str, ...]:
+        """The upstreams that are being added or looked at, which may offer more tools later."""
+        return (*self._trying, *self.looks.names())
 
     def set_state(self, name: str, state: str) -> None:
         """Note whether an upstream answered this process."""
@@ -217,22 +200,18 @@ class Connections:
         if (known.state, known.reason) == (state, reason):
             return
         await self._journal.commit(repository.marking(known, state, reason))
-        await self._changes.look()
+        await self._journal.changes.look()
         if known.state != state:
             facts = {"alert": f"UPSTREAM_{state.upper()}", "upstream": known.name, "reason": reason}
             self._announce("tool.alert", "", "", **facts)
-
-    def _refresh(self) -> None:
-        if self._clock.monotonic() >= self._changes.fresh_until:
-            self._changes.catch_up()
 
     def _follow(self, upstreams: Sequence[Upstream]) -> None:
         """Apply the stored state; close connections to upstreams that were removed, or added again
         under the same name. Where another process has seen other tools, cached answers are dropped.
         """
-        self._known = {one.name: one for one in upstreams}
+        stored = {one.name: one for one in upstreams}
         for name, (meant, connector) in list(self._connectors.items()):
-            known = self._known.get(name)
+            known = stored.get(name)
             # One that did not answer us but answers others is connected to anew: our connection may be given up.
             if (
                 known is None

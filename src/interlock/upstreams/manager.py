@@ -7,7 +7,8 @@ sunset; when an upstream does not answer, its tools stay registered and calls fa
 one look at an upstream are made in one commit (`repository`), so a reader sees the catalog before or after it and
 nothing between.
 
-    connections     this process's connections, and which upstreams answer
+    states          which upstreams answer, by what is stored
+    connections     this process's connections
     discovery       a look at one: the tools that it offers, with its secrets if it asks for them
     settlement      what follows from a look: every definition is judged, and the consequences are stored
     sharing         which node of a store probes an upstream, and which looks at one that has changed
@@ -19,7 +20,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -39,6 +40,9 @@ from interlock.upstreams.manifests import to_manifest
 from interlock.upstreams.overlay import parse_overlay, stored_overlay, with_hints
 from interlock.upstreams.repository import Offered, Page, Report, Upstream
 from interlock.upstreams.settlement import Settlement, get
+
+if TYPE_CHECKING:
+    from interlock.upstreams.states import UpstreamStates
 
 __all__ = ["Offered", "Report", "Upstream", "Upstreams"]
 
@@ -63,6 +67,7 @@ class Upstreams:
         journal: Store,
         catalog: Catalog,
         clock: Clock,
+        states: UpstreamStates,
         make: Make,
         lend: Lend,
         try_out: TryOut,
@@ -78,11 +83,12 @@ class Upstreams:
         self._journal = journal
         self._catalog = catalog
         self._clock = clock
+        self._states = states
         self._make = make
         self._lend = lend
         self.connections = Connections(
-            journal=journal, clock=clock, make=make, supervisor=supervisor, announce=announce, look=self.refresh,
-            owner=owner, alive=alive, probe_every_s=probe_every_s,
+            journal=journal, clock=clock, states=states, make=make, supervisor=supervisor, announce=announce,
+            look=self.refresh, owner=owner, alive=alive, probe_every_s=probe_every_s,
         )  # fmt: skip
         self._settlement = Settlement(
             journal=journal, catalog=catalog, clock=clock, connections=self.connections, try_out=try_out,
@@ -139,7 +145,7 @@ class Upstreams:
             discovered = await discover(wanted, connector, self._lend)
             report = await self._settlement.take_in(wanted, discovered, by=by.acting, new=True)
         # What was committed is known by now, unless somebody has removed it again.
-        self.connections.hold(self.connections.known(name) or await self.get(name), connector)
+        self.connections.hold(self._states.known(name) or await self.get(name), connector)
         return report
 
     async def refresh(

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from interlock.gateway.invoke import Gateway
     from interlock.gateway.judge import CallCheck
     from interlock.gateway.persistence.storage import CallStorage
+    from interlock.upstreams.states import UpstreamStates
 
 
+# many methods: a line for each part that is built on first use, and for what does not need to build one
 class OnDemand:
     """The gateway and the reviews of one open data directory, over the parts that exist from the start.
 
@@ -110,6 +112,13 @@ class OnDemand:
             clock=outside.clock,
             view=self._shared.reviewer_view,
         )
+
+    @cached_property
+    def upstream_states(self) -> UpstreamStates:
+        """Whether upstreams answer. To ask that takes no connection to them, and no gateway."""
+        from interlock.upstreams.states import UpstreamStates
+
+        return UpstreamStates(self._outside.journal, self._outside.clock)
 
     async def is_alone(self, by: Caller) -> bool:
         """Whether a local person has stated that nobody else decides on this machine."""

@@ -27,6 +27,7 @@ from interlock.core.errors import Failure
 from interlock.doors.mcp.listing import Listing
 from interlock.settings import Settings
 from interlock.telemetry.alerts import Alert
+from interlock.upstreams.connections import Looks
 from interlock.upstreams.manager import PROBE_LIMIT_S
 from interlock.upstreams.mcp import sessions
 from interlock.upstreams.mcp.sessions import PROBE_S
@@ -290,19 +291,23 @@ async def test_a_child_that_hangs_is_found_by_schedule_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "PROBE_S", 0.5)
+    # The schedule alone finds it: no look that an announcement at its start asks for, which would hang as well.
+    monkeypatch.setattr(Looks, "begin", no_look)
     async with Interlock.open(tmp_path, upstream_probe_s=0.05) as app:
         watch, overlay = Watch(app), {"tools": {"state": READS}}
         await app.upstreams.add("desk", "mcp", run(SCRIPTED), by=app.caller, overlay=overlay)
         pid = await answering(app)
         os.kill(pid, signal.SIGSTOP)
         # Nobody calls it meanwhile.
-        reason = (await watch.heard("UPSTREAM_UNAVAILABLE")).facts["reason"]
-        # The second where a look that followed its start was under way.
-        assert "does not answer a health request" in reason or "did not say in time what it offers" in reason
+        assert "does not answer a health request" in (await watch.heard("UPSTREAM_UNAVAILABLE")).facts["reason"]
         await watch.heard("UPSTREAM_AVAILABLE")
         assert await answering(app) != pid
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def no_look(_: Looks, name: str) -> None:
+    """Stands in for the beginning of a look at an upstream."""
 
 
 async def answering(app: Interlock) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import jwt
 import pytest
 
 from interlock.authority import jws
-from interlock.authority.keys import ALGORITHMS, Algorithm, PublicKey, make_private
+from interlock.authority.keys import ALGORITHMS, Algorithm, PublicKey, load_private, make_private, to_pem
 from interlock.core.errors import Failure
 
 CLAIMS = {"iss": "somebody", "sub": "bot", "exp": 4_000_000_000, "name": "Zoë", "tools": [{"tool_id": "demo.*"}]}
@@ -66,3 +68,16 @@ def test_a_key_checks_the_one_algorithm_that_it_is_for(algorithm: Algorithm) -> 
     for name in set(ALGORITHMS) - {algorithm}:
         with pytest.raises(Failure, match=f"its key is for {name} only"):
             jws.verify(token, opened, PublicKey("k", name, make_private(name).public_key()))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_signing_key_is_read_where_the_library_has_no_binding_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm
+) -> None:
+    path, private = tmp_path / "key.pem", make_private(algorithm)
+    path.touch(mode=0o600)
+    path.write_bytes(to_pem(private))
+    read = [to_pem(load_private(path))]
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.bindings._rust", None)
+    read.append(to_pem(load_private(path)))
+    assert read == [to_pem(private)] * 2

@@ -30,7 +30,7 @@ async def place() -> list[str]:
 
 
 def _state() -> dict[str, object]:
-    """What belongs to the whole process, and is not to differ after a command."""
+    """State of the whole process, which a command must leave as it was."""
     loggers = [logging.getLogger(), logging.getLogger("interlock")]
     return {
         "environment": dict(os.environ),

@@ -164,7 +164,7 @@ def submitted(journal: Journal, name: str, way: str) -> asyncio.Future[str]:
 async def test_a_unit_that_raises_leaves_nothing_in_the_tables_or_the_chain(journal: Journal, way: str) -> None:
     with pytest.raises(Exception) as raised:  # each way has its own, and none is a success
         await journal.commit(noting("alone", WAYS[way]))
-    assert type(raised.value) is not StoreError, "the store's errors are told in its own words"
+    assert type(raised.value) is not StoreError, "an error of the database itself is raised as a Failure"
     assert present(journal, "alone") == (0, 0)
     assert await journal.commit(noting("alone")) == "alone"
     assert present(journal, "alone") == (1, 1)

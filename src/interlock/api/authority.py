@@ -76,7 +76,7 @@ class Authority:
 
     @cached_property
     def redactor(self) -> Redactor:
-        """Takes out of texts and data what nobody is to see. Many commands show none, so it is loaded on first use."""
+        """Redacts texts and data. Many commands show none, so it is loaded on first use."""
         from interlock.privacy.redact import RedactionRules, Redactor
 
         settings = self._settings

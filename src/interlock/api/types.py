@@ -1,4 +1,4 @@
-"""The types that endpoints and commands name in signatures, of what `api` hands to them or takes from them.
+"""Types of layers below `api` that endpoints and commands name in signatures.
 
 For the type checker only: nothing imports this module at run time, where it would load half of Interlock. Endpoints and
 commands import no layer below `api`, not for types either.

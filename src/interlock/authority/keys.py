@@ -214,7 +214,7 @@ def _pem_loader() -> Callable[..., Any]:
         from cryptography.hazmat.bindings._rust import openssl
 
         return openssl.keys.load_pem_private_key
-    except (ImportError, AttributeError):  # the name of the binding is no promise
+    except (ImportError, AttributeError):  # the binding is not part of the library's public interface
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         return load_pem_private_key

@@ -1,4 +1,4 @@
-"""A caller and a tool in Cedar's terms. Who asks what a caller may ever do needs no more than this."""
+"""A caller and a tool in Cedar's terms: all that is needed to ask which tools a caller may ever use."""
 
 from __future__ import annotations
 

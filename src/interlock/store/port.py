@@ -115,7 +115,7 @@ class StoreConnection(Reader, Protocol):
         ...
 
     def statements(self) -> Statements:
-        """For a writer that executes many: making what executes one takes as long as a short statement."""
+        """Return a cursor for many statements. Making one for each takes as long as a short statement."""
         ...
 
     def reopen(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from interlock import Caller
-from interlock.call.connector import RemoteCall
+from interlock.call.connector import Connector, RemoteCall
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.telemetry.alerts import Alert
@@ -450,3 +451,24 @@ async def test_a_read_passes_on_the_progress_that_its_upstream_reports(tmp_path:
     heard_of = [(one["message"], one["percent"]) for one in heard]
     assert heard_of == [("started", 0.0), ("part 0", 0.0), ("part 1", 50.0)][: reports + 1]
     assert ("progress" in result.metadata) is bool(reports)
+
+
+async def test_an_upstream_that_announces_a_change_while_it_is_closed_is_not_connected_to_anew(tmp_path: Path) -> None:
+    """The new connection would be closed by nobody, and a program that it started would outlive the server."""
+
+    class Parting(Scripted):
+        made = 0
+
+        def make(self, name: str, kind: str, config: Json, changed: Callable[[], None]) -> Connector:
+            self.made += 1
+            return super().make(name, kind, config, changed)
+
+        async def close(self) -> None:
+            self.changed()
+            for _ in range(100):
+                await asyncio.sleep(0)
+
+    server = Parting()
+    async with opened(tmp_path, server) as (app, upstreams):
+        await upstreams.add("far", "http", {}, by=app.caller)
+    assert server.made == 1

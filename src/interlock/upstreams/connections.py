@@ -126,6 +126,7 @@ class Connections:
         self._connectors: dict[str, tuple[Upstream, Connector]] = {}
         self._trying: dict[str, Connector] = {}  # upstreams that are being added, for the contract tests of their tools
         self._missed: set[str] = set()  # of these, the ones that announced a change meanwhile
+        self._closed = False
         self._away: set[str] = set()  # upstreams that did not answer the last request of this process
         states.listen(self._follow)
 
@@ -145,6 +146,8 @@ class Connections:
         """Return the connection to an upstream, made if there is none."""
         held = self._connectors.get(known.name)
         if held is None:
+            if self._closed:  # nobody would close it
+                raise Failure("E3502", "connections to upstreams are closed", details={"sent": False})
             made = self._make(known.name, known.kind, known.config, partial(self._announced, known.name))
             held = self._connectors[known.name] = known, made
         return held[1]
@@ -179,6 +182,8 @@ class Connections:
         return None if held is None else held[1]
 
     def _announced(self, name: str) -> None:
+        if self._closed:
+            return
         if name in self._trying:
             self._missed.add(name)  # looked at again once it is added
         else:
@@ -228,6 +233,8 @@ class Connections:
                 self._connectors[name] = known, connector
 
     async def close(self) -> None:
+        """Close all connections. From now on none is made, also where an upstream announces a change while it ends."""
+        self._closed = True
         await self._tasks.close()
         connectors, self._connectors = [one for _, one in self._connectors.values()], {}
         # Those of removed upstreams are let finish: a connector whose closing is cut off would keep its connections.
